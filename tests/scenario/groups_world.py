@@ -17,11 +17,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import SharePartitionKey
-from kalda.coordinator.groups.config import GroupCoordinatorConfig
-from kalda.coordinator.groups.consumer_config import ConsumerGroupConfig
+from kalda.coordinator.groups.config import ConsumerGroupConfig, GroupCoordinatorConfig, ShareGroupConfig, ShareServices
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.groups.share_config import ShareGroupConfig, ShareServices
 from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsServices
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime

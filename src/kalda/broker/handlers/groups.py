@@ -39,12 +39,16 @@ from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, itself
 from kalda.broker.requests.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.classic_group import GroupState
-from kalda.coordinator.groups.config import GROUP_METRICS, GroupCoordinatorConfig
-from kalda.coordinator.groups.consumer_config import ConsumerGroupConfig
+from kalda.coordinator.groups.config import (
+    GROUP_METRICS,
+    ConsumerGroupConfig,
+    GroupCoordinatorConfig,
+    ShareGroupConfig,
+    ShareServices,
+)
 from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroupState
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.groups.share_config import ShareGroupConfig, ShareServices
 from kalda.coordinator.groups.share_group import SHARE, ShareGroupState
 from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsServices
 from kalda.coordinator.groups.streams.group import STREAMS, StreamsGroupState

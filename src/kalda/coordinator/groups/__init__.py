@@ -10,7 +10,9 @@ interface (`KnownTopics`); authorization is done before and after.
 - `rebalance.py`: the barriers and timers of a rebalance: when JoinGroup and SyncGroup are answered, who is expelled
 - `rebalance_history.py`: the last rebalances, for operators
 - `rebalance_explanation.py`: them, and who waits for whom now, as JSON
-- `kind_groups.py`: what the kinds below have in common: replay, the timers of members, static members
+- `kind_group.py`: what a group of any of the kinds below has: members, their targets, epochs; replay and records
+- `kind_groups.py`: all groups of a kind in one partition: the timers of members, static members
+- `kind_protocol.py`: what heartbeats of all kinds do alike: sizes, static members, target assignments
 - `consumer_group.py`: the replayed state of a consumer group of KIP-848
 - `consumer_member.py`: a member of one, as a value, and its records
 - `consumer_groups.py`: all of one partition: replay, sessions, the end of members
@@ -20,17 +22,14 @@ interface (`KnownTopics`); authorization is done before and after.
 - `reconciliation.py`: a member's next step from what it owns to its target
 - `target_assignment.py`: the target assignment of a group epoch
 - `topic_catalog.py`: the topics that groups subscribe to, and their hash
-- `topic_regexes.py`: subscriptions by regular expression
-- `consumer_config.py`: configs of consumer groups, of the broker and of a group
 - `share_group.py`: the replayed state of a share group of KIP-932, and its records
 - `share_groups.py`: all of one partition: replay, sessions, the end of members
 - `share_protocol.py`: ShareGroupHeartbeat
 - `share_offsets.py`: the offsets of share groups: describe, alter, delete; the end of a group's state
-- `share_config.py`: configs of share groups, of the broker and of a group
 - `streams/`: streams groups of KIP-1071
 - `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
 - `offset_requests.py`: requests on committed offsets, and OffsetFetch's shapes by version
 - `records.py`: the log's records and their bytes
 - `descriptions.py`: ConsumerGroupDescribe, ShareGroupDescribe
-- `config.py`: broker configs, and those of single groups
+- `config.py`: configs of all kinds: the broker's, and those that a group has instead
 """

@@ -18,7 +18,7 @@ from kalda.base.ids import Uuid, UuidSource, uuid_to_text
 from kalda.base.pending import Pending
 from kalda.coordinator.groups.classic_group import CONSUMER_PROTOCOL_TYPE, in_version
 from kalda.coordinator.groups.classic_protocol import left_response, one_left, refusal
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.config import ConsumerSettings
 from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.consumer_groups import ConsumerGroups
 from kalda.coordinator.groups.consumer_member import ConsumerMember, MemberState

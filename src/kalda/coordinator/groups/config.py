@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from kalda.assignors.server_assignor import ServerAssignor
 from kalda.base.configs.group import BROKER_SYNONYMS, bound_key
 from kalda.base.sensors import Measurable, SensorName
 from kalda.base.stats import Meter
+from kalda.coordinator.groups.consumer_group import CONSUMER
+from kalda.coordinator.groups.share_group import SHARE
+from kalda.coordinator.groups.topic_catalog import TopicCatalog
+from kalda.coordinator.share.group_states import LatestOffsets, ShareStates
 
 _MINUTE_MS = 60_000
 
@@ -145,3 +150,101 @@ class GroupCounters:
         ):
             yield SensorName(GROUP_METRICS, f"{name}-rate"), meter.rate
             yield SensorName(GROUP_METRICS, f"{name}-count"), meter.total
+
+
+_BIDIRECTIONAL: Final = "bidirectional"
+
+
+class ConsumerGroupConfig(KindConfig):
+    """Values as they are now."""
+
+    kind = CONSUMER
+    defaults: Mapping[str, Any] = {
+        "group.consumer.session.timeout.ms": 45_000,
+        "group.consumer.min.session.timeout.ms": 45_000,
+        "group.consumer.max.session.timeout.ms": 60_000,
+        "group.consumer.heartbeat.interval.ms": 5_000,
+        "group.consumer.min.heartbeat.interval.ms": 5_000,
+        "group.consumer.max.heartbeat.interval.ms": 15_000,
+        "group.consumer.assignment.interval.ms": 1_000,
+        "group.consumer.min.assignment.interval.ms": 0,
+        "group.consumer.max.assignment.interval.ms": 15_000,
+        "group.consumer.max.size": 2**31 - 1,
+        "group.consumer.regex.refresh.interval.ms": 600_000,
+        "group.consumer.migration.policy": _BIDIRECTIONAL,
+    }
+
+    @property
+    def _policy(self) -> str:
+        return str(self._values["group.consumer.migration.policy"]).lower()
+
+    @property
+    def allows_upgrade(self) -> bool:
+        """Whether a classic group becomes a consumer group when a member of the consumer protocol joins it."""
+        return self._policy in ("upgrade", _BIDIRECTIONAL)
+
+    @property
+    def allows_downgrade(self) -> bool:
+        """Whether a consumer group becomes a classic group when only members of the classic protocol are left."""
+        return self._policy in ("downgrade", _BIDIRECTIONAL)
+
+    @property
+    def allows_classic_members(self) -> bool:
+        """Whether members may join a consumer group by the classic protocol."""
+        return self._policy != "disabled"
+
+    @property
+    def regex_refresh_interval_ms(self) -> int:
+        """After how long regular expressions are resolved anew, whatever happens."""
+        return int(self._values["group.consumer.regex.refresh.interval.ms"])
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """What the consumer groups of all shards share."""
+
+    config: ConsumerGroupConfig
+    catalog: TopicCatalog
+    assignors: Mapping[str, ServerAssignor]
+    """By name, the default first."""
+
+
+class ShareGroupConfig(KindConfig):
+    """Values as they are now."""
+
+    kind = SHARE
+    defaults: Mapping[str, Any] = {
+        "group.share.session.timeout.ms": 45_000,
+        "group.share.min.session.timeout.ms": 45_000,
+        "group.share.max.session.timeout.ms": 60_000,
+        "group.share.heartbeat.interval.ms": 5_000,
+        "group.share.min.heartbeat.interval.ms": 5_000,
+        "group.share.max.heartbeat.interval.ms": 15_000,
+        "group.share.assignment.interval.ms": 1_000,
+        "group.share.min.assignment.interval.ms": 0,
+        "group.share.max.assignment.interval.ms": 15_000,
+        "group.share.max.size": 200,
+        "group.share.initialize.retry.interval.ms": 30_000,
+    }
+
+    @property
+    def initialize_retry_interval_ms(self) -> int:
+        """After how long partitions whose initialization has no answer are initialized again."""
+        return int(self._values["group.share.initialize.retry.interval.ms"])
+
+
+class ShareServices(NamedTuple):
+    """What share groups need of a broker besides what all groups do."""
+
+    config: ShareGroupConfig
+    states: ShareStates
+    latest: LatestOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroupSettings:
+    """What the share groups of all shards share."""
+
+    config: ShareGroupConfig
+    catalog: TopicCatalog
+    states: ShareStates

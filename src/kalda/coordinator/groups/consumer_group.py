@@ -1,40 +1,46 @@
 """The replayed state of one consumer group (KIP-848).
 
-Every change of what its members subscribe to, or of those topics, raises the group epoch. A target assignment is
-computed for a group epoch, which is its assignment epoch then. Each member comes to that epoch when it has given back
-what it must (`reconciliation.py`); offsets of another epoch are refused.
-
-Only the replay of a record changes a group, and what is derived of records is kept beside them. Two things are not
-replayed: `needs_refresh` and `is_computing`.
+Every change of what its members subscribe to, or of those topics, raises the group epoch. Each member comes to the
+assignment epoch when it has given back what it must (`reconciliation.py`); offsets of another epoch are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kalda.assignors.server_assignor import MemberPartitions
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.coordinator.groups.consumer_member import ConsumerMember
+from kalda.coordinator.groups.kind_group import (
+    COMMITS_WITH_EPOCHS_FROM,
+    Epochs,
+    KindGroup,
+    KindKeys,
+    count_names,
+    names_after,
+)
 from kalda.coordinator.groups.records import KindRecord
 from kalda.protocol.messages.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupMemberMetadataKey,
     ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
     ConsumerGroupPartitionMetadataKey,
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMemberValueTopicPartition,
     ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
 )
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict, TimelineValue
 
 CONSUMER: Final = "consumer"
 """The type of these groups, and the protocol type that they have."""
-_NOTHING: Final[MemberPartitions] = {}
-_FIRST_EPOCH = 1
-_COMMITS_WITH_EPOCHS_FROM = 9
 
 
 class ConsumerGroupState(Enum):
@@ -49,15 +55,10 @@ class ConsumerGroupState(Enum):
     DEAD = "Dead"
 
 
-class Epochs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ConsumerEpochs(Epochs):
     """What the records of the group itself have."""
 
-    group: int = _FIRST_EPOCH
-    metadata_hash: int = 0
-    """Of the topics that members subscribe to; 0 for none."""
-    assignment: int = _FIRST_EPOCH
-    assignment_ms: int = 0
-    """When the target assignment was computed; 0 where it is not known."""
     has_partition_metadata: bool = False
     """Whether the log has a record of releases before 4.1, which the hash replaces."""
 
@@ -71,16 +72,21 @@ class ResolvedRegex(NamedTuple):
     timestamp_ms: int
 
 
-class ConsumerGroup:
+class ConsumerGroup(KindGroup[ConsumerEpochs, ConsumerMember, MemberPartitions]):
     """One group."""
 
+    kind = CONSUMER
+    keys = KindKeys(
+        ConsumerGroupMetadataKey,
+        ConsumerGroupTargetAssignmentMetadataKey,
+        ConsumerGroupTargetAssignmentMetadataValue,
+        ConsumerGroupMemberMetadataKey,
+        ConsumerGroupTargetAssignmentMemberKey,
+        ConsumerGroupCurrentMemberAssignmentKey,
+    )
+
     def __init__(self, group_id: str, registry: SnapshotRegistry) -> None:
-        self.group_id = group_id
-        self._epochs: TimelineValue[Epochs] = TimelineValue(registry, Epochs())
-        self.members: TimelineDict[str, ConsumerMember] = TimelineDict(registry)
-        self.targets: TimelineDict[str, MemberPartitions] = TimelineDict(registry)
-        self.static_members: TimelineDict[str, str] = TimelineDict(registry)
-        """Member id by instance id."""
+        super().__init__(group_id, registry, ConsumerEpochs(), {})
         self.regexes: TimelineDict[str, ResolvedRegex] = TimelineDict(registry)
         """Those resolved, by pattern."""
         self._owners: TimelineDict[tuple[Uuid, int], str] = TimelineDict(registry)
@@ -94,20 +100,8 @@ class ConsumerGroup:
         self._by_protocol: TimelineDict[str, int] = TimelineDict(registry)
         """How many members of the classic protocol support each of its protocols."""
         self._classic_count: TimelineValue[int] = TimelineValue(registry, 0)
-        self.needs_refresh = True
-        """Whether topics may have changed since the hash was computed. Not replayed."""
-        self.is_computing = False
-        """Whether a target assignment is being computed. Not replayed."""
 
     # -- what is read --------------------------------------------------------------------------------------------
-
-    @property
-    def epochs(self) -> Epochs:
-        return self._epochs.value
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     def state(self, epoch: int = LATEST) -> ConsumerGroupState:
         """Visits the members."""
@@ -125,26 +119,6 @@ class ConsumerGroup:
     def is_stable(self) -> bool:
         """Whether every member has its target. Visits the members."""
         return self.state() is ConsumerGroupState.STABLE
-
-    def epochs_at(self, epoch: int) -> Epochs:
-        """As they were at an epoch of the timeline."""
-        return self._epochs.get(epoch)
-
-    def member(self, member_id: str) -> ConsumerMember:
-        """Raises UNKNOWN_MEMBER_ID."""
-        member = self.members.get(member_id)
-        if member is None:
-            raise _unknown_member(self.group_id, member_id)
-        return member
-
-    def static_member(self, instance_id: str) -> ConsumerMember | None:
-        """The member that has this instance id."""
-        member_id = self.static_members.get(instance_id)
-        return None if member_id is None else self.members.get(member_id)
-
-    def target(self, member_id: str, epoch: int = LATEST) -> MemberPartitions:
-        """The target of a member, empty without one."""
-        return self.targets.get(member_id, _NOTHING, epoch)
 
     def is_taken(self, member_id: str, topic_id: Uuid, partition: int) -> bool:
         """Whether another member owns the partition."""
@@ -187,18 +161,7 @@ class ConsumerGroup:
     def subscribed_after(self, removed: Iterable[str], added: Iterable[str]) -> set[str]:
         """The topics that are subscribed to once each of `removed` has one subscriber fewer and each of `added` one
         more."""
-        changes: dict[str, int] = {}
-        for name in removed:
-            changes[name] = changes.get(name, 0) - 1
-        for name in added:
-            changes[name] = changes.get(name, 0) + 1
-        topics = set(self._by_topic)
-        for name, change in changes.items():
-            if self._by_topic.get(name, 0) + change > 0:
-                topics.add(name)
-            else:
-                topics.discard(name)
-        return topics
+        return names_after(self._by_topic, removed, added)
 
     def topics_of(self, member: ConsumerMember) -> frozenset[str]:
         """The names that a member subscribes to, and those that its regular expression matches."""
@@ -211,14 +174,6 @@ class ConsumerGroup:
         return max(counts, key=lambda item: item[1])[0] if counts else default
 
     # -- checks --------------------------------------------------------------------------------------------------
-
-    def check_deletable(self) -> None:
-        """Raises NON_EMPTY_GROUP."""
-        if self.members:
-            raise ApiError(ErrorCode.NON_EMPTY_GROUP)
-
-    def check_offset_delete(self) -> None:
-        """Offsets may be deleted while there are members, those of topics that they do not subscribe to."""
 
     def check_offset_commit(
         self,
@@ -233,20 +188,16 @@ class ConsumerGroup:
         """Raises UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION and STALE_MEMBER_EPOCH, for which a classic member gets
         ILLEGAL_GENERATION.
 
-        The epoch must be the member's, or not older than that in which it got each of `partitions` (KIP-1251).
-        Without members an epoch below 0 is allowed, and in a transaction where nothing names a member.
-        """
-        if epoch < 0 and not self.members:
+        The epoch must be the member's, or not older than that in which it got each of `partitions` (KIP-1251)."""
+        member = self._committing_member(member_id, instance_id, epoch, transactional=transactional)
+        if member is None:
             return
-        if transactional and epoch == -1 and not member_id and instance_id is None:
-            return
-        member = self.member(member_id)
-        if not transactional and member.classic is None and version < _COMMITS_WITH_EPOCHS_FROM:
+        if not transactional and member.classic is None and version < COMMITS_WITH_EPOCHS_FROM:
             raise ApiError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
             )
-        stale = ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
+        stale = self._stale_code(member)
         if epoch == member.epoch:
             return
         if epoch > member.epoch:
@@ -256,25 +207,29 @@ class ConsumerGroup:
             if since is None or epoch < since:
                 raise ApiError(stale, f"Received member epoch {epoch} is older than the assignment of a partition.")
 
-    def check_offset_fetch(self, member_id: str | None, epoch: int, at: int) -> None:
-        """Raises UNKNOWN_MEMBER_ID and STALE_MEMBER_EPOCH. `at` is the epoch of the timeline to read at. A request
-        that names no member is allowed."""
-        if member_id is None and epoch < 0:
-            return
-        member = self.members.get(member_id or "", None, at)
-        if member is None:
-            raise _unknown_member(self.group_id, member_id or "")
-        if epoch != member.epoch:
-            code = ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
-            raise ApiError(
-                code, f"The received member epoch {epoch} does not match the expected member epoch {member.epoch}."
-            )
+    def _stale_code(self, member: ConsumerMember) -> ErrorCode:
+        return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
 
     # -- replay --------------------------------------------------------------------------------------------------
 
-    def replay_epochs(self, **changed: int | bool) -> None:
-        """A record of the group itself."""
-        self._epochs.value = self.epochs._replace(**changed)  # type: ignore[arg-type]
+    def _replay_own(self, key: Any, value: Any) -> None:
+        if isinstance(key, ConsumerGroupMetadataKey):
+            if value is not None:
+                self._change_epochs(group=value.epoch, metadata_hash=value.metadata_hash)
+        elif isinstance(key, ConsumerGroupPartitionMetadataKey):
+            self._change_epochs(has_partition_metadata=value is not None)
+        else:
+            assert isinstance(key, ConsumerGroupRegularExpressionKey)
+            resolved = None
+            if value is not None:
+                resolved = ResolvedRegex(frozenset(value.topics), value.version, value.timestamp)
+            self._replay_regex(key.regular_expression, resolved)
+
+    def _new_member(self, member_id: str) -> ConsumerMember:
+        return ConsumerMember(member_id)
+
+    def _target_of(self, value: Any) -> MemberPartitions:
+        return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions if topic.partitions}
 
     def replay_member(self, member: ConsumerMember) -> None:
         """A member is new or has changed."""
@@ -289,24 +244,20 @@ class ConsumerGroup:
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
 
-    def remove_member(self, member_id: str) -> None:
-        """A member is gone. The instance id stays where another member has it meanwhile."""
-        old = self.members.pop(member_id, None)
-        if old is None:
-            return
-        self._count(old, -1)
-        self._release(old)
-        if old.instance_id is not None and self.static_members.get(old.instance_id) == member_id:
-            del self.static_members[old.instance_id]
+    def remove_member(self, member_id: str) -> ConsumerMember | None:
+        old = super().remove_member(member_id)
+        if old is not None:
+            self._count(old, -1)
+            self._release(old)
+        return old
 
-    def replay_regex(self, pattern: str, resolved: ResolvedRegex | None) -> None:
-        """A regular expression is resolved, or none any more where `resolved` is None."""
+    def _replay_regex(self, pattern: str, resolved: ResolvedRegex | None) -> None:
         old = self.regexes.pop(pattern, None)
         if old is not None:
-            _add(self._by_topic, old.topics, -1)
+            count_names(self._by_topic, old.topics, -1)
         if resolved is not None:
             self.regexes[pattern] = resolved
-            _add(self._by_topic, resolved.topics, 1)
+            count_names(self._by_topic, resolved.topics, 1)
 
     def _release(self, member: ConsumerMember) -> None:
         for partition in member.owned():
@@ -316,55 +267,38 @@ class ConsumerGroup:
     def _count(self, member: ConsumerMember | None, by: int) -> None:
         if member is None:
             return
-        _add(self._by_topic, member.topics, by)
+        count_names(self._by_topic, member.topics, by)
         if member.regex:
-            _add(self._by_regex, (member.regex,), by)
+            count_names(self._by_regex, (member.regex,), by)
         if member.assignor is not None:
-            _add(self._by_assignor, (member.assignor,), by)
+            count_names(self._by_assignor, (member.assignor,), by)
         if member.classic is not None:
             self._classic_count.value += by
-            _add(self._by_protocol, {protocol.name for protocol in member.classic.supported_protocols}, by)
+            count_names(self._by_protocol, {protocol.name for protocol in member.classic.supported_protocols}, by)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- records -------------------------------------------------------------------------------------------------
 
-    def tombstones_of(self, member_ids: Iterable[str]) -> list[KindRecord]:
-        """What removes members."""
-        return [
-            KindRecord(self.group_id, key(group_id=self.group_id, member_id=member_id), None)
-            for member_id in member_ids
-            for key in (
-                ConsumerGroupCurrentMemberAssignmentKey,
-                ConsumerGroupTargetAssignmentMemberKey,
-                ConsumerGroupMemberMetadataKey,
-            )
+    def epoch_record(self, epoch: int, metadata_hash: int) -> KindRecord:
+        """The record of a group epoch."""
+        value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash)
+        return self._of_group(ConsumerGroupMetadataKey, value)
+
+    def _target_value(self, target: MemberPartitions) -> ConsumerGroupTargetAssignmentMemberValue:
+        topics = [
+            ConsumerGroupTargetAssignmentMemberValueTopicPartition(topic_id=topic_id, partitions=sorted(numbers))
+            for topic_id, numbers in target.items()
         ]
+        return ConsumerGroupTargetAssignmentMemberValue(topic_partitions=topics)
 
-    def tombstones(self) -> list[KindRecord]:
-        """What removes the group, its own record last."""
-        group_id = self.group_id
-        return [
-            *self.tombstones_of(self.members),
-            KindRecord(group_id, ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), None),
-            *self.tombstones_of_regexes(self.regexes),
-            KindRecord(group_id, ConsumerGroupPartitionMetadataKey(group_id=group_id), None),
-            KindRecord(group_id, ConsumerGroupMetadataKey(group_id=group_id), None),
-        ]
+    def partition_metadata_tombstone(self) -> KindRecord:
+        """What removes the record of releases before 4.1."""
+        return self._of_group(ConsumerGroupPartitionMetadataKey, None)
+
+    def _own_tombstones(self) -> Iterable[KindRecord]:
+        return [*self.tombstones_of_regexes(self.regexes), self.partition_metadata_tombstone()]
 
     def tombstones_of_regexes(self, patterns: Iterable[str]) -> Iterator[KindRecord]:
         """What removes resolved regular expressions."""
         for pattern in patterns:
             key = ConsumerGroupRegularExpressionKey(group_id=self.group_id, regular_expression=pattern)
             yield KindRecord(self.group_id, key, None)
-
-
-def _unknown_member(group_id: str, member_id: str) -> ApiError:
-    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
-
-
-def _add(counts: TimelineDict[str, int], names: Iterable[str], by: int) -> None:
-    for name in names:
-        count = counts.get(name, 0) + by
-        if count > 0:
-            counts[name] = count
-        else:
-            counts.pop(name, None)

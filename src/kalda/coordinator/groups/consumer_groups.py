@@ -9,38 +9,20 @@ then to send SyncGroup.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from kalda.base.pending import Pending
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
-from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroup, ResolvedRegex
+from kalda.coordinator.groups.config import ConsumerSettings
+from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.consumer_member import ConsumerMember, MemberState
-from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups, Replay
+from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups
 from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
-from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
+from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer
-from kalda.protocol.messages.group_records import (
-    ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupCurrentMemberAssignmentValue,
-    ConsumerGroupMemberMetadataKey,
-    ConsumerGroupMemberMetadataValue,
-    ConsumerGroupMetadataKey,
-    ConsumerGroupMetadataValue,
-    ConsumerGroupPartitionMetadataKey,
-    ConsumerGroupRegularExpressionKey,
-    ConsumerGroupRegularExpressionValue,
-    ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
-    ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
-)
-from kalda.protocol.notation import RecordBody
 
 log = logging.getLogger(__name__)
-
-_NO_ASSIGNMENT_EPOCH = -1
 
 
 class ConsumerGroups(KindGroups[ConsumerGroup]):
@@ -58,8 +40,7 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
     ) -> None:
         """`downgrade(group, leaving, cause)` makes a classic group of one that only has members of the classic protocol
         left, and gives None where that is not due."""
-        ends = ConsumerGroupMemberMetadataKey, ConsumerGroupMetadataKey
-        super().__init__(CONSUMER, partition, timers, now_ms, ConsumerGroup, _REPLAYS, ends, history, has_group)
+        super().__init__(ConsumerGroup, partition, settings.config, timers, now_ms, history, has_group)
         self._settings = settings
         self._revocations = self._member_timers()
         """Of members that are to give partitions back."""
@@ -68,15 +49,6 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
         self._syncs = self._member_timers()
         """Of members of the classic protocol that have joined and are to send SyncGroup."""
         self._downgrade = downgrade
-
-    # -- what happens to the partition ---------------------------------------------------------------------------
-
-    def on_loaded(self) -> None:
-        """All records are replayed: sessions begin."""
-        for group in self.groups.values():
-            for member in group.members.values():
-                self.start_session(group, member.member_id)
-                self.watch_revocation(group, member)
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -121,7 +93,7 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    def _end_member(self, group: ConsumerGroup, member_id: str, what: str) -> Pending[None]:
+    def end_member(self, group: ConsumerGroup, member_id: str, what: str) -> Pending[None]:
         return self.fence(group, [member_id], what)
 
     def fence(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> Pending[None]:
@@ -141,29 +113,11 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
         removed += [name for pattern in ends if pattern in group.regexes for name in group.regexes[pattern].topics]
         metadata_hash = self._settings.catalog.hash_of(group.subscribed_after(removed, ()))
         epoch = group.epochs.group
-        records.append(epoch_record(group.group_id, epoch + 1, metadata_hash))
+        records.append(group.epoch_record(epoch + 1, metadata_hash))
         outcome = self._partition.write(records)
         if outcome.error is None:
             self.note_removal(group, epoch, cause)
         return outcome
-
-
-def epoch_record(group_id: str, epoch: int, metadata_hash: int) -> KindRecord:
-    """The record of a group epoch."""
-    value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash)
-    return KindRecord(group_id, ConsumerGroupMetadataKey(group_id=group_id), value)
-
-
-def member_record(group_id: str, member: ConsumerMember) -> KindRecord:
-    """The record of what a member says of itself."""
-    key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id)
-    return KindRecord(group_id, key, member.metadata_value())
-
-
-def assignment_record(group_id: str, member: ConsumerMember) -> KindRecord:
-    """The record of what is assigned to a member."""
-    key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id)
-    return KindRecord(group_id, key, member.assignment_value())
 
 
 def _regexes_that_end(group: ConsumerGroup, leaving: Iterable[ConsumerMember]) -> list[str]:
@@ -173,69 +127,3 @@ def _regexes_that_end(group: ConsumerGroup, leaving: Iterable[ConsumerMember]) -
         if member.regex:
             counts[member.regex] = counts.get(member.regex, 0) + 1
     return [pattern for pattern, count in counts.items() if group.subscribers_of(pattern) == count]
-
-
-# How each record changes its group.
-
-
-def _replay_metadata(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    if isinstance(value, ConsumerGroupMetadataValue):
-        group.replay_epochs(group=value.epoch, metadata_hash=value.metadata_hash)
-
-
-def _replay_partition_metadata(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    group.replay_epochs(has_partition_metadata=value is not None)
-
-
-def _replay_member(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    assert isinstance(key, ConsumerGroupMemberMetadataKey)
-    if isinstance(value, ConsumerGroupMemberMetadataValue):
-        member = group.members.get(key.member_id) or ConsumerMember(key.member_id)
-        group.replay_member(member.with_metadata(value))
-    else:
-        group.remove_member(key.member_id)
-
-
-def _replay_assignment(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    assert isinstance(key, ConsumerGroupCurrentMemberAssignmentKey)
-    member = group.members.get(key.member_id)
-    if isinstance(value, ConsumerGroupCurrentMemberAssignmentValue):
-        group.replay_member((member or ConsumerMember(key.member_id)).with_assignment(value))
-    elif member is not None:
-        group.replay_member(member.without_assignment())
-
-
-def _replay_target(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    assert isinstance(key, ConsumerGroupTargetAssignmentMemberKey)
-    if isinstance(value, ConsumerGroupTargetAssignmentMemberValue):
-        group.targets[key.member_id] = {
-            topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions if topic.partitions
-        }
-    else:
-        group.targets.pop(key.member_id, None)
-
-
-def _replay_target_metadata(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    if isinstance(value, ConsumerGroupTargetAssignmentMetadataValue):
-        group.replay_epochs(assignment=value.assignment_epoch, assignment_ms=value.assignment_timestamp)
-    else:
-        group.replay_epochs(assignment=_NO_ASSIGNMENT_EPOCH, assignment_ms=0)
-
-
-def _replay_regex(group: ConsumerGroup, key: RecordBody, value: RecordBody | None) -> None:
-    assert isinstance(key, ConsumerGroupRegularExpressionKey)
-    resolved = None
-    if isinstance(value, ConsumerGroupRegularExpressionValue):
-        resolved = ResolvedRegex(frozenset(value.topics), value.version, value.timestamp)
-    group.replay_regex(key.regular_expression, resolved)
-
-
-_REPLAYS: Mapping[type[RecordBody], Replay[ConsumerGroup]] = {
-    ConsumerGroupMetadataKey: _replay_metadata,
-    ConsumerGroupPartitionMetadataKey: _replay_partition_metadata,
-    ConsumerGroupMemberMetadataKey: _replay_member,
-    ConsumerGroupCurrentMemberAssignmentKey: _replay_assignment,
-    ConsumerGroupTargetAssignmentMemberKey: _replay_target,
-    ConsumerGroupTargetAssignmentMetadataKey: _replay_target_metadata,
-    ConsumerGroupRegularExpressionKey: _replay_regex,
-}

@@ -15,18 +15,13 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from kalda.base.ids import Uuid
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
 from kalda.protocol.messages.group_records import (
     ClassicMemberMetadata,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupCurrentMemberAssignmentValueTopicPartitions,
     ConsumerGroupMemberMetadataValue,
 )
-
-JOINING_EPOCH = 0
-LEAVING_EPOCH = -1
-"""A member that leaves for good; also what is replayed of one whose assignment has been deleted."""
-STATIC_LEAVING_EPOCH = -2
-"""A static member that leaves and means to return within its session timeout."""
 
 AssignedPartitions: TypeAlias = Mapping[Uuid, Mapping[int, int]]
 """By topic id and partition, the epoch in which the member got the partition. No topic has none."""

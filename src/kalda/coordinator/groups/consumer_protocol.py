@@ -1,8 +1,6 @@
 """ConsumerGroupHeartbeat: how members join, keep their place, get and give back partitions, and leave (KIP-848).
 
-Each heartbeat does what is due, in this order, and each part is written as one batch: the member and the group epoch;
-the target assignment of that epoch; the member's next step towards it. A write that fails leaves the group as the parts
-before it have made it, and the next heartbeat goes on from there.
+What heartbeats of all kinds do alike, and their order, is in `kind_protocol.py`.
 
 A heartbeat whose answer was lost is sent again: with the epoch before, it is accepted as long as the member owns
 nothing but what it was assigned. One that is older, or was forged, is fenced.
@@ -13,39 +11,30 @@ Version notes: 1+ (KIP-848): subscriptions by regular expression, and a member c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kalda.assignors.server_assignor import AssignorError
-from kalda.base.background import Steps, run_to_end
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource, uuid_to_text
+from kalda.base.patterns import BadPattern, re2_pattern
 from kalda.base.pending import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.config import ConsumerSettings
 from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroup
-from kalda.coordinator.groups.consumer_groups import ConsumerGroups, assignment_record, epoch_record, member_record
-from kalda.coordinator.groups.consumer_member import (
-    JOINING_EPOCH,
-    LEAVING_EPOCH,
-    STATIC_LEAVING_EPOCH,
-    AssignedPartitions,
-    ConsumerMember,
-)
-from kalda.coordinator.groups.kind_groups import (
-    assignment_wait_ms,
-    fenced_epoch,
-    known_instance,
-    unreleased_instance,
-)
+from kalda.coordinator.groups.consumer_groups import ConsumerGroups
+from kalda.coordinator.groups.consumer_member import AssignedPartitions, ConsumerMember
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
+from kalda.coordinator.groups.kind_groups import known_instance, unreleased_instance
+from kalda.coordinator.groups.kind_protocol import KindProtocol, check_epoch
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.reconciliation import OwnedPartitions, Reconciliation
 from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
-from kalda.coordinator.groups.target_assignment import TargetAssigner, target_record
-from kalda.coordinator.groups.topic_regexes import check_regex, resolve_regexes
+from kalda.coordinator.groups.target_assignment import PartitionAssigner
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock
+from kalda.protocol.access import DESCRIBE_TOPIC
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
@@ -54,7 +43,6 @@ from kalda.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatResponseTopicPartitions,
 )
 from kalda.protocol.messages.group_records import (
-    ConsumerGroupPartitionMetadataKey,
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupRegularExpressionValue,
 )
@@ -66,7 +54,7 @@ _REGEX_MIN_INTERVAL_MS = 10_000
 """Regular expressions of a group are not resolved more often."""
 
 
-class ConsumerProtocol:
+class ConsumerProtocol(KindProtocol[ConsumerGroup]):
     """Heartbeats on the consumer groups of one shard."""
 
     def __init__(
@@ -74,7 +62,6 @@ class ConsumerProtocol:
         partition: CoordinatorPartition[GroupLogRecord],
         groups: ConsumerGroups,
         settings: ConsumerSettings,
-        assigner: TargetAssigner,
         timers: CoordinatorTimer,
         clock: EventClock,
         new_uuid: UuidSource,
@@ -83,15 +70,13 @@ class ConsumerProtocol:
     ) -> None:
         """`take_over(group_id)` gives the records that end a group of another kind, whose id a member joins; it raises
         `ApiError` where that group cannot be ended. `rebalances` counts group epochs."""
-        self._partition = partition
+        assigner = PartitionAssigner(settings)
+        super().__init__(partition, groups, settings.config, assigner, timers, clock, rebalances)
         self._groups = groups
         self._config = settings.config
         self._catalog = settings.catalog
-        self._assigner = assigner
-        self._timers = timers
-        self._clock = clock
+        self._assignors = assigner.names
         self._new_uuid = new_uuid
-        self._rebalances = rebalances
         self._take_over = take_over
         self._resolving: set[str] = set()
         """Groups whose regular expressions are being resolved."""
@@ -100,7 +85,7 @@ class ConsumerProtocol:
         self, caller: Caller, request: ConsumerGroupHeartbeatRequest
     ) -> ConsumerGroupHeartbeatResponse | Pending[ConsumerGroupHeartbeatResponse]:
         """Answered when what it has changed is committed; at once where nothing is to be. Raises `ApiError`."""
-        check_heartbeat(request, caller.api_version, self._assigner.names)
+        check_heartbeat(request, caller.api_version, self._assignors)
         if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
             return self._leave(request)
         member_id = request.member_id or uuid_to_text(self._new_uuid())
@@ -158,7 +143,7 @@ class ConsumerProtocol:
         """Write `records`, how `member` differs from `old`, and the next group epoch where that or the topics call for
         one; the group as it is then. `counted` is the member that the group's subscriptions count in its place."""
         if member != old:
-            records.append(member_record(group.group_id, member))
+            records.append(group.member_record(member))
         epoch = group.epochs.group
         is_raised = self._raise_epoch(group, counted, old, member, records)
         if is_raised:
@@ -174,16 +159,6 @@ class ConsumerProtocol:
             group = made
         group.needs_refresh = False
         return group
-
-    def check_size(self, group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
-        if instance_id is not None and instance_id in group.static_members:
-            return
-        limit = self._config.max_size
-        if len(group.members) >= limit and member_id not in group.members:
-            raise ApiError(
-                ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"The consumer group has reached its maximum capacity of {limit} members.",
-            )
 
     def _dynamic_member(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, member_id: str
@@ -232,19 +207,8 @@ class ConsumerProtocol:
             return group.members.get(member_id) or ConsumerMember(member_id)
         if present.epoch != STATIC_LEAVING_EPOCH and present.classic is None and not is_classic:
             raise unreleased_instance(present, member_id, instance_id)
-        log.info(
-            "group %s: static member %s returns as %s, before as %s",
-            group.group_id,
-            instance_id,
-            member_id,
-            present.member_id,
-        )
-        member = replace(present, member_id=member_id, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
-        records += group.tombstones_of([present.member_id])
-        records.append(member_record(group.group_id, member))
-        records.append(target_record(group.group_id, member_id, group.target(present.member_id)))
-        records.append(assignment_record(group.group_id, member))
-        return member
+        returned: ConsumerMember = self._replace_static(group, present, member_id, records)
+        return returned
 
     def _raise_epoch(
         self,
@@ -274,61 +238,13 @@ class ConsumerProtocol:
         is_raised = is_due or metadata_hash != group.epochs.metadata_hash
         if is_raised:
             epoch = group.epochs.group + 1
-            records.append(epoch_record(group.group_id, epoch, metadata_hash))
-            self._rebalances.record(1, self._clock.now_ms())
-            log.info("group %s: epoch %d", group.group_id, epoch)
+            records.append(group.epoch_record(epoch, metadata_hash))
+            self._count_epoch(group, epoch)
         if group.epochs.has_partition_metadata:
-            key = ConsumerGroupPartitionMetadataKey(group_id=group.group_id)
-            records.append(KindRecord(group.group_id, key, None))
+            records.append(group.partition_metadata_tombstone())
         return is_raised
 
-    # -- the target, and the member's way to it --------------------------------------------------------------------
-
-    def assign(self, group: ConsumerGroup) -> None:
-        """Compute the target of the group epoch where there is none yet; that of a large group in the background, and
-        its members see it in later heartbeats. Raises UNKNOWN_SERVER_ERROR where the assignor of a small group
-        cannot."""
-        epochs = group.epochs
-        if epochs.assignment >= epochs.group or group.is_computing:
-            return
-        interval_ms = self._config.assignment_interval_ms(group.group_id)
-        if assignment_wait_ms(epochs.assignment_ms, interval_ms, self._clock.wall_ms()):
-            return
-        steps = self._assigner.assign(group, lambda: self._is_live(group))
-        if not self._assigner.is_small(group):
-            group.is_computing = True
-            self._timers.run(self._assign_on(group, steps))
-            return
-        try:
-            run_to_end(steps)
-            self._note_target(group)
-        except AssignorError as error:
-            message = f"Failed to compute a new target assignment for epoch {epochs.group}: {error}"
-            log.error("group %s: %s", group.group_id, message)
-            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, message) from error
-
-    def _assign_on(self, group: ConsumerGroup, steps: Steps[None]) -> Steps[None]:
-        """An assignment in the background. Where it fails, the next heartbeat begins another."""
-        try:
-            while self._is_live(group):
-                try:
-                    next(steps)
-                except StopIteration:
-                    self._note_target(group)
-                    return
-                yield
-        except (AssignorError, ApiError) as error:
-            log.error("group %s: the target assignment failed: %s", group.group_id, error)
-        finally:
-            group.is_computing = False
-
-    def _note_target(self, group: ConsumerGroup) -> None:
-        epochs = group.epochs
-        if epochs.assignment == epochs.group:
-            self._groups.note_target(group, epochs.group)
-
-    def _is_live(self, group: ConsumerGroup) -> bool:
-        return self._partition.is_active and self._groups.groups.get(group.group_id) is group
+    # -- the member's way to its target ------------------------------------------------------------------------------
 
     def reconcile(
         self,
@@ -356,7 +272,7 @@ class ConsumerProtocol:
         )
         following = step.next_member(subscription_changed=subscription_changed)
         if following != member:
-            self._partition.write_now([assignment_record(group.group_id, following)])
+            self._partition.write_now([group.assignment_record(following)])
             self._groups.watch_revocation(group, following)
             if following.is_reconciled(epoch):
                 self._groups.note_reconciled(group, following)
@@ -366,20 +282,15 @@ class ConsumerProtocol:
 
     def _leave(self, request: ConsumerGroupHeartbeatRequest) -> Pending[ConsumerGroupHeartbeatResponse]:
         """A dynamic member is removed. A static one that means to return keeps its place until its session ends."""
-        group = self._groups.get(request.group_id)
         instance_id, epoch = request.instance_id, request.member_epoch
-        if instance_id is None:
-            member = group.member(request.member_id)
-        else:
-            member = known_instance(group.static_member(instance_id), request.member_id, instance_id)
+        group, member = self._leaving(request.group_id, request.member_id, instance_id)
         response = ConsumerGroupHeartbeatResponse(member_id=request.member_id, member_epoch=epoch)
         if instance_id is not None and epoch == STATIC_LEAVING_EPOCH:
             log.info("group %s: static member %s leaves for a while", group.group_id, instance_id)
             absent = replace(member, epoch=epoch, assigned=_since_zero(member.assigned), revoking={})
-            self._partition.write_now([assignment_record(group.group_id, absent)])
+            self._partition.write_now([group.assignment_record(absent)])
         else:
-            log.info("group %s: member %s leaves", group.group_id, member.member_id)
-            self.fence(group, [member.member_id], "left")
+            self._remove(group, member.member_id)
         return self._partition.write_with([], response)
 
     def fence(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> None:
@@ -445,7 +356,7 @@ class ConsumerProtocol:
             records.append(KindRecord(group.group_id, key, value))
         metadata_hash = self._catalog.hash_of(group.subscribed_after(removed, added))
         if is_due or metadata_hash != group.epochs.metadata_hash:
-            records.append(epoch_record(group.group_id, group.epochs.group + 1, metadata_hash))
+            records.append(group.epoch_record(group.epochs.group + 1, metadata_hash))
             self._rebalances.record(1, self._clock.now_ms())
         return records
 
@@ -482,14 +393,9 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _check_epoch(member: ConsumerMember, request: ConsumerGroupHeartbeatRequest) -> None:
-    """Raises FENCED_MEMBER_EPOCH. The epoch before is accepted where the member owns nothing but what is assigned to
-    it: the answer that had the present one may have been lost."""
-    received = request.member_epoch
-    if received == member.epoch:
-        return
-    if received < member.epoch and received == member.previous_epoch and _is_within(request, member.assigned):
-        return
-    raise fenced_epoch(CONSUMER, received, member.epoch)
+    """Raises FENCED_MEMBER_EPOCH."""
+    epochs = (member.epoch, member.previous_epoch)
+    check_epoch(CONSUMER, epochs, request.member_epoch, owns_assigned=_is_within(request, member.assigned))
 
 
 def _is_within(request: ConsumerGroupHeartbeatRequest, assigned: AssignedPartitions) -> bool:
@@ -557,3 +463,47 @@ def _assignment(assigned: AssignedPartitions) -> ConsumerGroupHeartbeatResponseA
 def _since_zero(assigned: AssignedPartitions) -> AssignedPartitions:
     """Partitions of an absent static member: whoever returns in its place has them since epoch 0."""
     return {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in assigned.items()}
+
+
+_WORK_A_STEP = 500_000
+"""Instructions of a pattern, times the characters of topic names."""
+
+
+def check_regex(pattern: str) -> None:
+    """Raises INVALID_REGULAR_EXPRESSION."""
+    try:
+        re2_pattern(pattern)
+    except BadPattern as error:
+        raise ApiError(
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"SubscribedTopicRegex `{pattern[:100]}` is not a valid regular expression: {error}.",
+        ) from None
+
+
+def resolve_regexes(
+    caller: Caller, patterns: Collection[str], topics: Sequence[str]
+) -> Steps[dict[str, frozenset[str]]]:
+    """The topics that each pattern matches and the caller may describe. A pattern that cannot be compiled here, as
+    another product may have accepted it, matches none."""
+    resolved: dict[str, frozenset[str]] = {}
+    allowed: dict[str, bool] = {}
+    work = 0
+    for text in patterns:
+        found: set[str] = set()
+        try:
+            pattern = re2_pattern(text)
+        except BadPattern:
+            resolved[text] = frozenset()
+            continue
+        for topic in topics:
+            work += pattern.size * (len(topic) + 1)
+            if work >= _WORK_A_STEP:
+                work = 0
+                yield
+            if pattern.matches(topic):
+                if topic not in allowed:
+                    allowed[topic] = DESCRIBE_TOPIC.holds_quietly(caller, topic)
+                if allowed[topic]:
+                    found.add(topic)
+        resolved[text] = frozenset(found)
+    return resolved

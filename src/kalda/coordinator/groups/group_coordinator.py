@@ -23,8 +23,14 @@ from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later, write_error
 from kalda.coordinator.groups.classic_group import GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal
-from kalda.coordinator.groups.config import GroupCoordinatorConfig, GroupCounters
-from kalda.coordinator.groups.consumer_config import ConsumerGroupConfig, ConsumerSettings
+from kalda.coordinator.groups.config import (
+    ConsumerGroupConfig,
+    ConsumerSettings,
+    GroupCoordinatorConfig,
+    GroupCounters,
+    ShareGroupSettings,
+    ShareServices,
+)
 from kalda.coordinator.groups.descriptions import describe_consumer_group, describe_share_group
 from kalda.coordinator.groups.offset_requests import OffsetRequests, VerifyTransaction, unverified
 from kalda.coordinator.groups.offsets import KnownTopics
@@ -38,7 +44,6 @@ from kalda.coordinator.groups.rebalance_explanation import (
 from kalda.coordinator.groups.rebalance_history import RebalanceHistory
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.shard import GroupShard, shard_of
-from kalda.coordinator.groups.share_config import ShareGroupSettings, ShareServices
 from kalda.coordinator.groups.share_offsets import ShareOffsets
 from kalda.coordinator.groups.share_protocol import check_heartbeat
 from kalda.coordinator.groups.streams.config import StreamsServices, StreamsSettings

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.coordinator.groups.config import KindConfig
+from kalda.coordinator.groups.kind_group import KindGroup
 from kalda.coordinator.groups.rebalance_history import Cause, NamedMember, RebalanceHistory
 from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
-from kalda.protocol.notation import RecordBody
-from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict
+from kalda.statemachine.timeline import LATEST, TimelineDict
 
 log = logging.getLogger(__name__)
 
@@ -28,25 +29,6 @@ _RETRY_MS = 500
 """When a member is removed again whose end could not be written."""
 MemberKey: TypeAlias = tuple[str, str]
 """Group and member."""
-
-
-class KindGroup(Protocol):
-    """A group of one of these kinds."""
-
-    group_id: str
-    needs_refresh: bool
-
-    @property
-    def members(self) -> Mapping[str, Any]: ...
-
-    @property
-    def subscribed_topics(self) -> Iterable[str]: ...
-
-    @property
-    def is_stable(self) -> bool: ...
-
-    @property
-    def is_empty(self) -> bool: ...
 
 
 class _HasEpoch(Protocol):
@@ -57,9 +39,7 @@ class _HasEpoch(Protocol):
     def rebalance_timeout_ms(self) -> int: ...
 
 
-G = TypeVar("G", bound=KindGroup)
-Replay: TypeAlias = Callable[[G, Any, Any], None]
-"""`(group, key, value)`: how a record changes its group; the value of a tombstone is None."""
+G = TypeVar("G", bound=KindGroup[Any, Any, Any])
 HasGroup: TypeAlias = Callable[[str, int], bool]
 """`(group_id, epoch)`: whether a group of any kind has the id, at an epoch of the timeline."""
 
@@ -105,27 +85,24 @@ class KindGroups(ABC, Generic[G]):
 
     def __init__(
         self,
-        kind: str,
+        group_class: type[G],
         partition: CoordinatorPartition[GroupLogRecord],
+        config: KindConfig,
         timers: CoordinatorTimer,
         now_ms: Callable[[], int],
-        make: Callable[[str, SnapshotRegistry], G],
-        replays: Mapping[type[RecordBody], Replay[G]],
-        ends: tuple[type[RecordBody], type[RecordBody]],
         history: RebalanceHistory,
         has_group: HasGroup,
     ) -> None:
-        """`make(group_id, registry)` gives an empty group. `ends` are the keys of the records by which a member, and
-        the group itself, exist. `history` is for operators."""
+        """`group_class(group_id, registry)` gives an empty group. `history` is for operators."""
         self.groups: TimelineDict[str, G] = TimelineDict(partition.registry)
         """Replayed: which groups exist."""
-        self.kind = kind
+        self.kind = group_class.kind
         self._partition = partition
+        self._limits = config
         self._timers = timers
         self._now_ms = now_ms
-        self._make = make
-        self._replays = replays
-        self._member_key, self._group_key = ends
+        self._group_class: Callable[..., G] = group_class
+        self._keys = group_class.keys
         self._history = history
         self._has_group = has_group
         self._all_timers: list[MemberTimers] = []
@@ -162,18 +139,18 @@ class KindGroups(ABC, Generic[G]):
         if group is None:
             if record.value is None:
                 return
-            group = self.groups[record.group_id] = self._make(record.group_id, self._partition.registry)
+            group = self.groups[record.group_id] = self._group_class(record.group_id, self._partition.registry)
         self.apply(group, record)
         if record.value is None:
             key: Any = record.key
-            if isinstance(key, self._member_key):
-                self._forget(record.group_id, key.member_id)  # type: ignore[attr-defined]
-            elif isinstance(key, self._group_key):
+            if isinstance(key, self._keys.member):
+                self._forget(record.group_id, key.member_id)
+            elif isinstance(key, self._keys.group):
                 self.discard(record.group_id)
 
     def apply(self, group: G, record: KindRecord) -> None:
         """Apply a record to a group, which need not be one of these."""
-        self._replays[type(record.key)](group, record.key, record.value)
+        group.replay(record.key, record.value)
 
     def discard(self, group_id: str) -> None:
         """The group has ended, or its id belongs to a group of another kind now."""
@@ -183,9 +160,12 @@ class KindGroups(ABC, Generic[G]):
 
     # -- what happens to the partition ---------------------------------------------------------------------------
 
-    @abstractmethod
     def on_loaded(self) -> None:
         """All records are replayed: sessions begin."""
+        for group in self.groups.values():
+            for member in group.members.values():
+                self.start_session(group, member.member_id)
+                self.watch_revocation(group, member)
 
     def on_unloaded(self) -> None:
         """Another node leads: no timer fires."""
@@ -239,6 +219,14 @@ class KindGroups(ABC, Generic[G]):
         found = (timers.left_ms(key) for timers in self._all_timers if timers is not self._sessions)
         return next((left_ms for left_ms in found if left_ms is not None), None)
 
+    def start_session(self, group: G, member_id: str) -> None:
+        """A member has sent a heartbeat: its session begins anew."""
+        self._begin_session((group.group_id, member_id), self._limits.session_timeout_ms(group.group_id))
+
+    def watch_revocation(self, group: G, member: Any) -> None:
+        """A member that is to give back what it has gets a time for it, where groups of this kind give anything
+        back."""
+
     def _begin_session(self, key: MemberKey, timeout_ms: int) -> None:
         self._sessions.arm(key, timeout_ms, partial(self._expire, key, "session ended"))
 
@@ -252,7 +240,7 @@ class KindGroups(ABC, Generic[G]):
         if group is None or key[1] not in group.members or not self._partition.is_active:
             return
         log.info("group %s: member %s is removed: %s", *key, what)
-        if self._end_member(group, key[1], what).error is not None and key in self._sessions:
+        if self.end_member(group, key[1], what).error is not None and key in self._sessions:
             self._sessions.arm(key, _RETRY_MS, partial(self._expire, key, what))
 
     def _watch_epoch(self, timers: MemberTimers, key: MemberKey, member: _HasEpoch, what: str) -> None:
@@ -268,8 +256,8 @@ class KindGroups(ABC, Generic[G]):
         timers.arm(key, member.rebalance_timeout_ms, expire)
 
     @abstractmethod
-    def _end_member(self, group: G, member_id: str, what: str) -> Pending[None]:
-        """Write what removes a member."""
+    def end_member(self, group: G, member_id: str, what: str) -> Pending[None]:
+        """Write what removes a member, to which `what` has happened; others get what it has in the next group epoch."""
 
 
 # Static members.

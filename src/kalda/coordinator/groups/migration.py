@@ -24,22 +24,17 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.coordinator.groups.classic_group import ClassicGroup, ClassicMember
-from kalda.coordinator.groups.config import GroupCoordinatorConfig
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.config import ConsumerSettings, GroupCoordinatorConfig
 from kalda.coordinator.groups.consumer_group import ConsumerGroup
-from kalda.coordinator.groups.consumer_groups import assignment_record, epoch_record, member_record
 from kalda.coordinator.groups.consumer_member import ConsumerMember
 from kalda.coordinator.groups.rebalance import Rebalancer
 from kalda.coordinator.groups.rebalance_history import Cause
-from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord, KindRecord
-from kalda.coordinator.groups.target_assignment import target_record
+from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import EventClock
 from kalda.protocol.messages.group_records import (
     ClassicMemberMetadata,
     ClassicProtocol,
-    ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
 )
 
 log = logging.getLogger(__name__)
@@ -121,24 +116,18 @@ class Migration:
         )
 
     def _consumer_records(self, group: ClassicGroup, members: list[ConsumerMember]) -> list[GroupLogRecord]:
-        group_id, epoch = group.group_id, group.generation
+        made = ConsumerGroup(group.group_id, self._partition.registry)
         metadata_hash = self._catalog.hash_of({name for member in members for name in member.topics})
-        key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
-        value = ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch)
         return [
-            GroupRecord(group_id, None),
-            *(member_record(group_id, member) for member in members),
-            epoch_record(group_id, epoch, metadata_hash),
+            GroupRecord(group.group_id, None),
+            *map(made.member_record, members),
+            made.epoch_record(group.generation, metadata_hash),
             *(
-                target_record(
-                    group_id,
-                    member.member_id,
-                    {topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()},
-                )
+                made.target_record(member.member_id, {each: frozenset(held) for each, held in member.assigned.items()})
                 for member in members
             ),
-            KindRecord(group_id, key, value),
-            *(assignment_record(group_id, member) for member in members),
+            made.target_epoch_record(group.generation, 0),
+            *map(made.assignment_record, members),
         ]
 
     # -- to a classic group --------------------------------------------------------------------------------------

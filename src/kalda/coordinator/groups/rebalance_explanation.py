@@ -9,13 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, ClassicMember, GroupState
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.config import ConsumerSettings, ShareGroupConfig
 from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroup
 from kalda.coordinator.groups.consumer_groups import ConsumerGroups
 from kalda.coordinator.groups.consumer_member import MemberState
 from kalda.coordinator.groups.kind_groups import assignment_wait_ms
 from kalda.coordinator.groups.rebalance_history import MemberName, NamedMember, Rebalance
-from kalda.coordinator.groups.share_config import ShareGroupConfig
 from kalda.coordinator.groups.share_group import SHARE, ShareGroup
 from kalda.coordinator.groups.streams.config import StreamsSettings
 from kalda.coordinator.groups.streams.group import STREAMS, StreamsGroup

@@ -28,8 +28,7 @@ from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, GroupState
 from kalda.coordinator.groups.classic_members import ClassicMembers
 from kalda.coordinator.groups.classic_protocol import ClassicProtocol
-from kalda.coordinator.groups.config import GroupCoordinatorConfig, GroupCounters
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.config import ConsumerSettings, GroupCoordinatorConfig, GroupCounters, ShareGroupSettings
 from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.consumer_groups import ConsumerGroups
 from kalda.coordinator.groups.consumer_protocol import ConsumerProtocol
@@ -48,14 +47,12 @@ from kalda.coordinator.groups.records import (
     decode_record,
     encode_record,
 )
-from kalda.coordinator.groups.share_config import ShareGroupSettings
 from kalda.coordinator.groups.share_groups import ShareGroups
 from kalda.coordinator.groups.share_protocol import ShareProtocol
 from kalda.coordinator.groups.streams.config import StreamsSettings
 from kalda.coordinator.groups.streams.group import StreamsGroup
 from kalda.coordinator.groups.streams.groups import StreamsGroups
 from kalda.coordinator.groups.streams.protocol import StreamsProtocol
-from kalda.coordinator.groups.target_assignment import TargetAssigner
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
@@ -114,7 +111,6 @@ class GroupShard:
             partition,
             self.consumers,
             consumers,
-            TargetAssigner(consumers, partition.write_now, clock.wall_ms),
             timers,
             clock,
             new_uuid,
@@ -127,7 +123,7 @@ class GroupShard:
         )
         self.shares = ShareGroups(partition, shares, timers, clock, history, self._has_group)
         """Replayed: the share groups."""
-        self.share_protocol = ShareProtocol(partition, self.shares, shares, clock, counters.share_rebalances)
+        self.share_protocol = ShareProtocol(partition, self.shares, shares, timers, clock, counters.share_rebalances)
         self.streams = StreamsGroups(partition, streams, timers, clock.now_ms, history, self._has_group)
         """Replayed: the streams groups."""
         self.streams_protocol = StreamsProtocol(

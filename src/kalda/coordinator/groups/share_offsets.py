@@ -13,8 +13,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey
+from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.groups.share_config import ShareGroupSettings
 from kalda.coordinator.groups.share_group import Initialization, ShareGroup, Topic
 from kalda.coordinator.share.group_states import LatestOffsets, StateSummary
 from kalda.protocol.messages.share import (

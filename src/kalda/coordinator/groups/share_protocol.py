@@ -1,8 +1,6 @@
 """ShareGroupHeartbeat: how members of share groups join, keep their place, get partitions, and leave (KIP-932).
 
-Each heartbeat does what is due, in this order, and each part is written as one batch: the member and the group epoch;
-the target assignment of that epoch; what the member takes over of it. A write that fails leaves the group as the parts
-before it have made it, and the next heartbeat goes on from there.
+What heartbeats of all kinds do alike, and their order, is in `kind_protocol.py`.
 
 Partitions that the group subscribes to and that have no state yet are initialized at the share coordinator, behind the
 answer. They are assigned by the heartbeat that finds them initialized.
@@ -16,27 +14,23 @@ from dataclasses import replace
 
 from kalda.assignors.server_assignor import GroupSpec, MemberPartitions, MemberSubscription, TopicShape
 from kalda.assignors.simple_assignor import SimpleAssignor
-from kalda.base.background import run_to_end
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.background import Steps
+from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey
 from kalda.base.stats import Meter
-from kalda.coordinator.answers import write_error
-from kalda.coordinator.groups.kind_groups import assignment_wait_ms
+from kalda.coordinator.groups.config import ShareGroupSettings
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
+from kalda.coordinator.groups.kind_groups import fenced_epoch
+from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
-from kalda.coordinator.groups.share_config import ShareGroupSettings
-from kalda.coordinator.groups.share_group import (
-    JOINING_EPOCH,
-    LEAVING_EPOCH,
-    ShareGroup,
-    ShareMember,
-    Topic,
-)
+from kalda.coordinator.groups.share_group import SHARE, ShareGroup, ShareMember, Topic
 from kalda.coordinator.groups.share_groups import ShareGroups
+from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
-from kalda.coordinator.timers import EventClock
+from kalda.coordinator.timers import CoordinatorTimer, EventClock
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.share import (
     ShareGroupHeartbeatRequest,
@@ -48,7 +42,7 @@ from kalda.protocol.messages.share import (
 log = logging.getLogger(__name__)
 
 
-class ShareProtocol:
+class ShareProtocol(KindProtocol[ShareGroup]):
     """Heartbeats on the share groups of one shard."""
 
     def __init__(
@@ -56,18 +50,17 @@ class ShareProtocol:
         partition: CoordinatorPartition[GroupLogRecord],
         groups: ShareGroups,
         settings: ShareGroupSettings,
+        timers: CoordinatorTimer,
         clock: EventClock,
         rebalances: Meter,
     ) -> None:
         """`rebalances` counts group epochs."""
-        self._partition = partition
+        assigner = _ShareAssigner(settings.catalog)
+        super().__init__(partition, groups, settings.config, assigner, timers, clock, rebalances)
         self._groups = groups
         self._config = settings.config
         self._catalog = settings.catalog
         self._states = settings.states
-        self._clock = clock
-        self._rebalances = rebalances
-        self._assignor = SimpleAssignor()
 
     def heartbeat(
         self, caller: Caller, request: ShareGroupHeartbeatRequest, *, is_taken: bool
@@ -77,7 +70,7 @@ class ShareProtocol:
         if request.member_epoch == LEAVING_EPOCH:
             return self._leave(request)
         group, old, is_raised = self._enter(caller, request, is_taken=is_taken)
-        self._assign(group)
+        self.assign(group)
         member = self._take_over(group, request.member_id, subscription_changed=is_raised)
         self._groups.start_session(group, request.member_id)
         response = ShareGroupHeartbeatResponse(
@@ -106,11 +99,7 @@ class ShareProtocol:
             if not joins or is_taken:
                 raise self._groups.missing_of_member(request.group_id)
             group = ShareGroup(request.group_id, self._partition.registry)
-        if len(group.members) >= self._config.max_size and request.member_id not in group.members:
-            raise ApiError(
-                ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"The share group has reached its maximum capacity of {self._config.max_size} members.",
-            )
+        self.check_size(group, request.member_id)
         old = group.members.get(request.member_id)
         if old is None:
             if not joins:
@@ -118,7 +107,8 @@ class ShareProtocol:
             log.info("group %s: member %s joins", request.group_id, request.member_id)
             old = ShareMember(request.member_id)
         epoch, is_new = group.epochs.group, old.member_id not in group.members
-        old.check_epoch(request.member_epoch)
+        if request.member_epoch not in (JOINING_EPOCH, old.epoch, old.previous_epoch):
+            raise fenced_epoch(SHARE, request.member_epoch, old.epoch)
         member = _updated(old, caller, request)
         records: list[GroupLogRecord] = [] if member == old else [group.member_record(member)]
         cause = self._raise_epoch(group, old, member, records)
@@ -145,50 +135,12 @@ class ShareProtocol:
         if not is_due and metadata_hash == epochs.metadata_hash:
             return None
         records.append(group.epoch_record(epochs.group + 1, metadata_hash))
-        self._rebalances.record(1, self._clock.now_ms())
-        log.info("group %s: epoch %d", group.group_id, epochs.group + 1)
+        self._count_epoch(group, epochs.group + 1)
         if member.topics != old.topics:
             return Cause("subscribes to other topics", (member,))
         return Cause("partitions were initialized" if is_due else "topics that the group subscribes to have changed")
 
-    # -- the target ------------------------------------------------------------------------------------------------
-
-    def _assign(self, group: ShareGroup) -> None:
-        """Compute and write the target of the group epoch where there is none yet. A group has few members
-        (`group.share.max.size`), so this is done at once."""
-        epochs = group.epochs
-        if epochs.assignment >= epochs.group:
-            return
-        interval_ms, now_ms = self._config.assignment_interval_ms(group.group_id), self._clock.wall_ms()
-        if assignment_wait_ms(epochs.assignment_ms, interval_ms, now_ms):
-            return
-        initialized = {topic_id: topic.partitions for topic_id, topic in group.initialization.initialized.items()}
-        target = run_to_end(self._assignor.assign(self._spec(group), initialized))
-        records: list[GroupLogRecord] = [
-            group.target_record(member_id, partitions)
-            for member_id, partitions in target.items()
-            if member_id not in group.targets or group.targets[member_id] != partitions
-        ]
-        records.append(group.target_metadata_record(epochs.group, now_ms))
-        self._partition.write_now(records)
-        self._groups.note_target(group, epochs.group)
-
-    def _spec(self, group: ShareGroup) -> GroupSpec:
-        ids: dict[str, Uuid] = {}
-        topics: dict[Uuid, TopicShape] = {}
-        for name in group.subscribed_topics:
-            found = self._catalog.shape_of(name)
-            if found is not None:
-                ids[name] = found[0]
-                topics[found[0]] = found[1]
-        members = {
-            member.member_id: MemberSubscription(
-                frozenset(ids[name] for name in member.topics if name in ids), member.rack
-            )
-            for member in group.members.values()
-        }
-        current = {member_id: group.targets[member_id] for member_id in members if member_id in group.targets}
-        return GroupSpec(members, current, topics)
+    # -- the member's way to its target ------------------------------------------------------------------------------
 
     def _take_over(self, group: ShareGroup, member_id: str, *, subscription_changed: bool) -> ShareMember:
         """The member with its target, written where that is something else than what it had."""
@@ -261,14 +213,45 @@ class ShareProtocol:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def _leave(self, request: ShareGroupHeartbeatRequest) -> Pending[ShareGroupHeartbeatResponse]:
-        group = self._groups.get(request.group_id)
-        group.member(request.member_id)
-        log.info("group %s: member %s leaves", group.group_id, request.member_id)
-        error = self._groups.remove(group, request.member_id, "left").error
-        if error is not None:
-            raise ApiError(write_error(error.code), error.message)
+        group, member = self._leaving(request.group_id, request.member_id)
+        self._remove(group, member.member_id)
         response = ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVING_EPOCH)
         return self._partition.write_with([], response)
+
+
+class _ShareAssigner:
+    """Computes the target assignments of one shard's share groups."""
+
+    def __init__(self, catalog: TopicCatalog) -> None:
+        self._catalog = catalog
+        self._assignor = SimpleAssignor()
+
+    def is_small(self, group: ShareGroup) -> bool:
+        """A group has few members (`group.share.max.size`)."""
+        return True
+
+    def target(self, group: ShareGroup) -> Steps[tuple[Mapping[str, MemberPartitions], str]]:
+        """By member, of the partitions that are initialized, and the name of the assignor."""
+        initialized = {topic_id: topic.partitions for topic_id, topic in group.initialization.initialized.items()}
+        target = yield from self._assignor.assign(self._spec(group), initialized)
+        return target, self._assignor.name
+
+    def _spec(self, group: ShareGroup) -> GroupSpec:
+        ids: dict[str, Uuid] = {}
+        topics: dict[Uuid, TopicShape] = {}
+        for name in group.subscribed_topics:
+            found = self._catalog.shape_of(name)
+            if found is not None:
+                ids[name] = found[0]
+                topics[found[0]] = found[1]
+        members = {
+            member.member_id: MemberSubscription(
+                frozenset(ids[name] for name in member.topics if name in ids), member.rack
+            )
+            for member in group.members.values()
+        }
+        current = {member_id: group.targets[member_id] for member_id in members if member_id in group.targets}
+        return GroupSpec(members, current, topics)
 
 
 def check_heartbeat(request: ShareGroupHeartbeatRequest) -> None:

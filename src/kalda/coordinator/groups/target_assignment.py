@@ -1,37 +1,21 @@
-"""The target assignment of a consumer group: computed for its group epoch, and written.
-
-In steps, since a group may have thousands of members; meanwhile members may come and go. The record that raises the
-assignment epoch is written last. Until then members may see a part of the new target in the former epoch, which is
-harmless: who owns a partition is decided by what members have given back, not by the target.
-"""
+"""The target assignment of a consumer group, computed for its group epoch in steps, since a group may have thousands of
+members."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 
 from kalda.assignors.server_assignor import (
     AssignorError,
     GroupSpec,
-    MemberPartitions,
     MemberSubscription,
     TargetAssignment,
     TopicShape,
 )
 from kalda.base.background import Steps
 from kalda.base.ids import Uuid
-from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.config import ConsumerSettings
 from kalda.coordinator.groups.consumer_group import ConsumerGroup
-from kalda.coordinator.groups.records import KindRecord
-from kalda.protocol.messages.group_records import (
-    ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
-    ConsumerGroupTargetAssignmentMemberValueTopicPartition,
-    ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
-)
-
-log = logging.getLogger(__name__)
 
 _SMALL = 500
 """Members and partitions together."""
@@ -39,20 +23,12 @@ _MEMBERS_A_STEP = 100
 _PARTITIONS_A_STEP = 5_000
 
 
-class TargetAssigner:
-    """Computes and writes the target assignments of one shard's groups."""
+class PartitionAssigner:
+    """Computes the target assignments of one shard's groups."""
 
-    def __init__(
-        self,
-        settings: ConsumerSettings,
-        write: Callable[[Sequence[KindRecord]], object],
-        wall_ms: Callable[[], int],
-    ) -> None:
-        """`write(records)` raises `ApiError`."""
+    def __init__(self, settings: ConsumerSettings) -> None:
         self._assignors = settings.assignors
         self._find_topic = settings.catalog.shape_of
-        self._write = write
-        self._wall_ms = wall_ms
 
     @property
     def names(self) -> Collection[str]:
@@ -64,32 +40,14 @@ class TargetAssigner:
         """The assignor of a group whose members ask for none."""
         return next(iter(self._assignors))
 
-    def assign(self, group: ConsumerGroup, is_live: Callable[[], bool]) -> Steps[None]:
-        """Compute the target of the present group epoch and write it. Nothing more is written once `is_live()` is
-        false. Raises `AssignorError`, and `ApiError` of the write."""
-        epoch = group.epochs.group
+    def target(self, group: ConsumerGroup) -> Steps[tuple[TargetAssignment, str]]:
+        """By member, and the name of the assignor. Raises `AssignorError`."""
         preferred = group.preferred_assignor(self.default)
         assignor = self._assignors.get(preferred) or self._assignors[self.default]
         spec = yield from self._spec(group)
         target = yield from assignor.assign(spec)
         yield from check_target(spec, target)
-        records: list[KindRecord] = []
-        for member_id, partitions in target.items():
-            now = _successor(group, member_id, spec.members[member_id].instance_id)
-            if now is not None and _differs(group.targets.get(now), partitions):
-                records.append(target_record(group.group_id, now, partitions))
-            if len(records) >= _MEMBERS_A_STEP:
-                self._write(records)
-                records = []
-                yield
-                if not is_live():
-                    return
-        if not is_live():
-            return
-        key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group.group_id)
-        value = ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=self._wall_ms())
-        self._write([*records, KindRecord(group.group_id, key, value)])
-        log.info("group %s: target of epoch %d computed by '%s'", group.group_id, epoch, assignor.name)
+        return target, assignor.name
 
     def is_small(self, group: ConsumerGroup) -> bool:
         """Whether the target takes some milliseconds at most, so that a member need not wait for its next heartbeat to
@@ -151,28 +109,3 @@ def check_target(spec: GroupSpec, target: TargetAssignment) -> Steps[None]:
         shape = spec.topics[topic_id]
         if all_numbers and not (min(all_numbers) >= 0 and max(all_numbers) < shape.partitions):
             raise AssignorError(f"a partition that {shape.name} does not have is assigned")
-
-
-def target_record(group_id: str, member_id: str, partitions: MemberPartitions) -> KindRecord:
-    """The record of a member's target."""
-    topics = [
-        ConsumerGroupTargetAssignmentMemberValueTopicPartition(topic_id=topic_id, partitions=sorted(numbers))
-        for topic_id, numbers in partitions.items()
-    ]
-    return KindRecord(
-        group_id,
-        ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id),
-        ConsumerGroupTargetAssignmentMemberValue(topic_partitions=topics),
-    )
-
-
-def _successor(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str | None:
-    """The member that a target is for by now: a static member that has restarted has another id. None where it has
-    left."""
-    if member_id in group.members:
-        return member_id
-    return None if instance_id is None else group.static_members.get(instance_id)
-
-
-def _differs(present: MemberPartitions | None, partitions: MemberPartitions) -> bool:
-    return present is None or (present is not partitions and present != partitions)

@@ -1,26 +1,17 @@
-"""The target assignment of a streams group: computed for its group epoch by a task assignor, and written.
-
-In steps, since a group may have many members and tasks; meanwhile members may come and go. The record that raises the
-assignment epoch is written last. Until then members may see a part of the new target in the former epoch, which is
-harmless: who has a task is decided by what members have given back, not by the target.
-"""
+"""The target assignment of a streams group, computed for its group epoch by a task assignor, in steps, since a group
+may have many members and tasks."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from kalda.assignors.server_assignor import AssignorError
 from kalda.assignors.task_assignor import MemberTasks, StreamsGroupSpec, StreamsMemberSpec, SubtopologyShape, TaskId
 from kalda.base.background import Steps
-from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.streams.config import StreamsSettings
 from kalda.coordinator.groups.streams.group import MemberOffsets, StreamsGroup
 from kalda.coordinator.groups.streams.member import task_ids
 from kalda.coordinator.groups.streams.topology import ConfiguredTopology
-from kalda.coordinator.partition import CoordinatorPartition
-
-log = logging.getLogger(__name__)
 
 _SMALL = 500
 """Members and tasks together."""
@@ -28,14 +19,10 @@ _MEMBERS_A_STEP = 20
 
 
 class TaskAssigner:
-    """Computes and writes the target assignments of one shard's streams groups."""
+    """Computes the target assignments of one shard's streams groups."""
 
-    def __init__(
-        self, settings: StreamsSettings, partition: CoordinatorPartition[GroupLogRecord], wall_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, settings: StreamsSettings) -> None:
         self._settings = settings
-        self._partition = partition
-        self._wall_ms = wall_ms
 
     def is_small(self, group: StreamsGroup) -> bool:
         """Whether the target takes some milliseconds at most, so that a member need not wait for its next heartbeat to
@@ -44,33 +31,18 @@ class TaskAssigner:
         tasks = 0 if configured is None else sum(each.number_of_tasks for each in configured.subtopologies.values())
         return len(group.members) + tasks <= _SMALL
 
-    def assign(self, group: StreamsGroup, is_live: Callable[[], bool]) -> Steps[None]:
-        """Compute the target of the present group epoch and write it. Nothing more is written once `is_live()` is
-        false. Without its topics a topology has no tasks, and all members get an empty target. Raises `AssignorError`,
-        and `ApiError` of the write."""
-        epoch, configured = group.epochs.group, group.configured
+    def target(self, group: StreamsGroup) -> Steps[tuple[Mapping[str, MemberTasks], str]]:
+        """By member, and the name of the assignor. Without its topics a topology has no tasks, and all members get an
+        empty target. Raises `AssignorError`."""
+        configured = group.configured
         assert configured is not None, "a topology is configured before it is assigned"
         assignor = self._settings.assignor(group.group_id)
-        target = dict.fromkeys(group.members, MemberTasks())
-        instance_of = {member.member_id: member.instance_id for member in group.members.values()}
-        if configured.is_ready:
-            spec = yield from _spec(group, configured)
-            target = yield from assignor.assign(spec)
-            yield from _check_target(spec, target)
-        records: list[GroupLogRecord] = []
-        for member_id, tasks in target.items():
-            now = _successor(group, member_id, instance_of.get(member_id))
-            if now is not None and group.targets.get(now) != tasks:
-                records.append(group.target_record(now, tasks))
-            if len(records) >= _MEMBERS_A_STEP:
-                self._partition.write_now(records)
-                records = []
-                yield
-                if not is_live():
-                    return
-        if is_live():
-            self._partition.write_now([*records, group.target_metadata_record(epoch, self._wall_ms())])
-            log.info("group %s: target of epoch %d computed by '%s'", group.group_id, epoch, assignor.name)
+        if not configured.is_ready:
+            return dict.fromkeys(group.members, MemberTasks()), assignor.name
+        spec = yield from _spec(group, configured)
+        target = yield from assignor.assign(spec)
+        yield from _check_target(spec, target)
+        return target, assignor.name
 
 
 def _spec(group: StreamsGroup, configured: ConfiguredTopology) -> Steps[StreamsGroupSpec]:
@@ -119,11 +91,3 @@ def _check_target(spec: StreamsGroupSpec, target: Mapping[str, MemberTasks]) -> 
         taken |= active
         if count % _MEMBERS_A_STEP == 0:
             yield
-
-
-def _successor(group: StreamsGroup, member_id: str, instance_id: str | None) -> str | None:
-    """The member that a target is for by now: a static member that has restarted has another id. None where it has
-    left."""
-    if member_id in group.members:
-        return member_id
-    return None if instance_id is None else group.static_members.get(instance_id)

@@ -1,27 +1,29 @@
 """The replayed state of one streams group (KIP-1071).
 
 Its members run one topology, which the first of them brings. A member that joins or changes, topics of the topology
-that change, and configs of assignments raise the group epoch. A target assignment of tasks is computed for a group
-epoch, which is its assignment epoch then. Each member comes to that epoch when it has given back what it must
-(`reconciliation.py`).
+that change, and configs of assignments raise the group epoch. Each member comes to the assignment epoch when it has
+given back what it must (`reconciliation.py`).
 
-Only the replay of a record changes what is written. Not replayed, and lost with the coordinator: how far the topology
-is configured with the topics that exist (`configured`), what members report of the state of their tasks
-(`task_offsets`), the request to shut the application down, and the epoch of the information about endpoints.
+Not replayed either, and lost with the coordinator: how far the topology is configured with the topics that exist
+(`configured`), what members report of the state of their tasks (`task_offsets`), the request to shut the application
+down, and the epoch of the information about endpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
+from kalda.coordinator.groups.kind_group import COMMITS_WITH_EPOCHS_FROM, Epochs, KindGroup, KindKeys
 from kalda.coordinator.groups.records import KindRecord
 from kalda.coordinator.groups.streams.member import (
     StreamsMember,
+    target_from,
     target_value,
     task_ids,
 )
@@ -33,6 +35,7 @@ from kalda.protocol.messages.group_records import (
     StreamsGroupMetadataKey,
     StreamsGroupMetadataValue,
     StreamsGroupTargetAssignmentMemberKey,
+    StreamsGroupTargetAssignmentMemberValue,
     StreamsGroupTargetAssignmentMetadataKey,
     StreamsGroupTargetAssignmentMetadataValue,
     StreamsGroupTopologyKey,
@@ -44,10 +47,7 @@ from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict, 
 
 STREAMS: Final = "streams"
 """The type of these groups, and the protocol type that they have."""
-_FIRST_EPOCH = 1
 NO_TOPOLOGY_EPOCH: Final = -1
-_COMMITS_WITH_EPOCHS_FROM = 9
-_NOTHING: Final = MemberTasks()
 _Parts: TypeAlias = tuple[Tasks, Tasks, Tasks]
 """Active, standby and warm-up tasks."""
 _NO_PARTS: Final[_Parts] = ({}, {}, {})
@@ -67,20 +67,15 @@ class StreamsGroupState(Enum):
     DEAD = "Dead"
 
 
-class StreamsEpochs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StreamsEpochs(Epochs):
     """What the records of the group itself have."""
 
-    group: int = _FIRST_EPOCH
-    metadata_hash: int = 0
-    """Of the topics of the topology; 0 for none."""
     validated_topology: int = NO_TOPOLOGY_EPOCH
     """The epoch of the topology with which the topics agree; -1 where they do not."""
     stored_description: int = NO_TOPOLOGY_EPOCH
     failed_description: int = NO_TOPOLOGY_EPOCH
     """Of descriptions of topologies, which only a node of Apache Kafka with a plugin stores."""
-    assignment: int = _FIRST_EPOCH
-    assignment_ms: int = 0
-    """When the target assignment was computed; 0 where nobody knows."""
 
 
 class Topology(NamedTuple):
@@ -121,26 +116,27 @@ class MemberOffsets(NamedTuple):
     end: Mapping[TaskId, int] = {}
 
 
-class StreamsGroup:
+class StreamsGroup(KindGroup[StreamsEpochs, StreamsMember, MemberTasks]):
     """One group."""
 
+    kind = STREAMS
+    keys = KindKeys(
+        StreamsGroupMetadataKey,
+        StreamsGroupTargetAssignmentMetadataKey,
+        StreamsGroupTargetAssignmentMetadataValue,
+        StreamsGroupMemberMetadataKey,
+        StreamsGroupTargetAssignmentMemberKey,
+        StreamsGroupCurrentMemberAssignmentKey,
+    )
+
     def __init__(self, group_id: str, registry: SnapshotRegistry) -> None:
-        self.group_id = group_id
-        self._epochs: TimelineValue[StreamsEpochs] = TimelineValue(registry, StreamsEpochs())
+        super().__init__(group_id, registry, StreamsEpochs(), MemberTasks())
         self._topology: TimelineValue[Topology | None] = TimelineValue(registry, None)
         self._assignment_configs: TimelineValue[Mapping[str, str]] = TimelineValue(registry, {})
-        self.members: TimelineDict[str, StreamsMember] = TimelineDict(registry)
-        self.targets: TimelineDict[str, MemberTasks] = TimelineDict(registry)
-        self.static_members: TimelineDict[str, str] = TimelineDict(registry)
-        """Member id by instance id."""
         self.active_processes: TimelineDict[TaskId, str] = TimelineDict(registry)
         """The process that runs each task. Those that have copies of it are in the next two."""
         self.standby_processes: TimelineDict[TaskId, frozenset[str]] = TimelineDict(registry)
         self.warmup_processes: TimelineDict[TaskId, frozenset[str]] = TimelineDict(registry)
-        self.needs_refresh = True
-        """Whether topics may have changed since the hash was computed. Not replayed, as all that follows."""
-        self.is_computing = False
-        """Whether a target assignment is being computed."""
         self.configured: ConfiguredTopology | None = None
         """The topology with the topics of the last hash; None before the first heartbeat here."""
         self.task_offsets: dict[str, MemberOffsets] = {}
@@ -156,14 +152,6 @@ class StreamsGroup:
     # -- what is read --------------------------------------------------------------------------------------------
 
     @property
-    def epochs(self) -> StreamsEpochs:
-        return self._epochs.value
-
-    def epochs_at(self, epoch: int) -> StreamsEpochs:
-        """As they were at an epoch of the timeline."""
-        return self._epochs.get(epoch)
-
-    @property
     def topology(self) -> Topology | None:
         return self._topology.value
 
@@ -175,10 +163,6 @@ class StreamsGroup:
     def assignment_configs(self) -> Mapping[str, str]:
         """Those of the last group epoch, by name."""
         return self._assignment_configs.value
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     def state(self, epoch: int = LATEST) -> StreamsGroupState:
         """Visits the members."""
@@ -199,22 +183,6 @@ class StreamsGroup:
         """Whether every member has its target. Visits the members."""
         return self.state() is StreamsGroupState.STABLE
 
-    def member(self, member_id: str) -> StreamsMember:
-        """Raises UNKNOWN_MEMBER_ID."""
-        member = self.members.get(member_id)
-        if member is None:
-            raise _unknown_member(self.group_id, member_id)
-        return member
-
-    def static_member(self, instance_id: str) -> StreamsMember | None:
-        """The member that has this instance id."""
-        member_id = self.static_members.get(instance_id)
-        return None if member_id is None else self.members.get(member_id)
-
-    def target(self, member_id: str, epoch: int = LATEST) -> MemberTasks:
-        """The target of a member, empty without one."""
-        return self.targets.get(member_id, _NOTHING, epoch)
-
     @property
     def subscribed_topics(self) -> Iterable[str]:
         topology = self.topology
@@ -225,14 +193,6 @@ class StreamsGroup:
         return self.topology is not None and bool(self.members) and topic in self.topology.source_of
 
     # -- checks --------------------------------------------------------------------------------------------------
-
-    def check_deletable(self) -> None:
-        """Raises NON_EMPTY_GROUP."""
-        if self.members:
-            raise ApiError(ErrorCode.NON_EMPTY_GROUP)
-
-    def check_offset_delete(self) -> None:
-        """Offsets may be deleted while there are members, those of topics that they do not read."""
 
     def check_offset_commit(
         self,
@@ -247,14 +207,11 @@ class StreamsGroup:
         """Raises UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION and STALE_MEMBER_EPOCH.
 
         The epoch must be the member's, or not older than that in which it got the task of each of `partitions`
-        (KIP-1251). Without members an epoch below 0 is allowed, and in a transaction where nothing names a member.
-        """
-        if epoch < 0 and not self.members:
+        (KIP-1251)."""
+        member = self._committing_member(member_id, instance_id, epoch, transactional=transactional)
+        if member is None:
             return
-        if transactional and epoch == -1 and not member_id and instance_id is None:
-            return
-        member = self.member(member_id)
-        if not transactional and version < _COMMITS_WITH_EPOCHS_FROM:
+        if not transactional and version < COMMITS_WITH_EPOCHS_FROM:
             raise ApiError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 "OffsetCommit version 9 or above must be used by members using the streams group protocol",
@@ -279,36 +236,29 @@ class StreamsGroup:
                     f"{subtopology}-{partition}."
                 )
 
-    def check_offset_fetch(self, member_id: str | None, epoch: int, at: int) -> None:
-        """Raises UNKNOWN_MEMBER_ID and STALE_MEMBER_EPOCH. `at` is the epoch of the timeline to read at. A request
-        that names no member is allowed."""
-        if member_id is None and epoch < 0:
-            return
-        member = self.members.get(member_id or "", None, at)
-        if member is None:
-            raise _unknown_member(self.group_id, member_id or "")
-        if epoch != member.epoch:
-            raise _stale(f"The received member epoch {epoch} does not match the expected member epoch {member.epoch}.")
-
     # -- replay --------------------------------------------------------------------------------------------------
 
-    def replay_metadata(self, value: StreamsGroupMetadataValue) -> None:
-        """The record of the group."""
-        self._epochs.value = self.epochs._replace(
-            group=value.epoch,
-            metadata_hash=value.metadata_hash,
-            validated_topology=value.validated_topology_epoch,
-            stored_description=value.stored_description_topology_epoch,
-            failed_description=value.failed_description_topology_epoch,
-        )
-        self._assignment_configs.value = {each.key: each.value for each in value.last_assignment_configs or ()}
+    def _replay_own(self, key: Any, value: Any) -> None:
+        if isinstance(key, StreamsGroupTopologyKey):
+            self._replay_topology(value)
+        elif value is not None:
+            assert isinstance(value, StreamsGroupMetadataValue)
+            self._change_epochs(
+                group=value.epoch,
+                metadata_hash=value.metadata_hash,
+                validated_topology=value.validated_topology_epoch,
+                stored_description=value.stored_description_topology_epoch,
+                failed_description=value.failed_description_topology_epoch,
+            )
+            self._assignment_configs.value = {each.key: each.value for each in value.last_assignment_configs or ()}
 
-    def replay_target_epoch(self, epoch: int, timestamp_ms: int) -> None:
-        """The record by which a target counts."""
-        self._epochs.value = self.epochs._replace(assignment=epoch, assignment_ms=timestamp_ms)
+    def _new_member(self, member_id: str) -> StreamsMember:
+        return StreamsMember(member_id)
 
-    def replay_topology(self, value: StreamsGroupTopologyValue | None) -> None:
-        """The topology is new, or has been removed."""
+    def _target_of(self, value: Any) -> MemberTasks:
+        return target_from(value)
+
+    def _replay_topology(self, value: StreamsGroupTopologyValue | None) -> None:
         self._topology.value = None if value is None else topology_of(value)
         self.configured = None
         self.endpoints.clear()
@@ -325,18 +275,16 @@ class StreamsGroup:
             self.static_members[member.instance_id] = member.member_id
         self.endpoints.pop(member.member_id, None)
 
-    def remove_member(self, member_id: str) -> None:
-        """A member is gone. The instance id stays where another member has it meanwhile."""
-        old = self.members.pop(member_id, None)
+    def remove_member(self, member_id: str) -> StreamsMember | None:
+        old = super().remove_member(member_id)
         if old is None:
-            return
+            return None
         self._note_holders(old, None)
-        if old.instance_id is not None and self.static_members.get(old.instance_id) == member_id:
-            del self.static_members[old.instance_id]
         self.endpoints.pop(member_id, None)
         self.task_offsets.pop(member_id, None)
         if not self.members:
             self.shutdown_member = None
+        return old
 
     def _note_holders(self, old: StreamsMember | None, member: StreamsMember | None) -> None:
         """A member has become another, or has come or gone: who has which task follows. The tasks that it keeps are
@@ -386,61 +334,17 @@ class StreamsGroup:
             stored_description_topology_epoch=self.epochs.stored_description,
             failed_description_topology_epoch=self.epochs.failed_description,
         )
-        return KindRecord(self.group_id, StreamsGroupMetadataKey(group_id=self.group_id), value)
+        return self._of_group(StreamsGroupMetadataKey, value)
 
     def topology_record(self, value: StreamsGroupTopologyValue) -> KindRecord:
         """The record of the topology."""
-        return KindRecord(self.group_id, StreamsGroupTopologyKey(group_id=self.group_id), value)
+        return self._of_group(StreamsGroupTopologyKey, value)
 
-    def member_record(self, member: StreamsMember) -> KindRecord:
-        """The record of what a member says of itself."""
-        key = StreamsGroupMemberMetadataKey(group_id=self.group_id, member_id=member.member_id)
-        return KindRecord(self.group_id, key, member.metadata_value())
+    def _target_value(self, target: MemberTasks) -> StreamsGroupTargetAssignmentMemberValue:
+        return target_value(target)
 
-    def assignment_record(self, member: StreamsMember) -> KindRecord:
-        """The record of which tasks a member has."""
-        key = StreamsGroupCurrentMemberAssignmentKey(group_id=self.group_id, member_id=member.member_id)
-        return KindRecord(self.group_id, key, member.assignment_value())
-
-    def target_record(self, member_id: str, target: MemberTasks) -> KindRecord:
-        """The record of a member's target."""
-        key = StreamsGroupTargetAssignmentMemberKey(group_id=self.group_id, member_id=member_id)
-        return KindRecord(self.group_id, key, target_value(target))
-
-    def target_metadata_record(self, epoch: int, now_ms: int) -> KindRecord:
-        """The record by which a target counts."""
-        value = StreamsGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=now_ms)
-        return KindRecord(self.group_id, StreamsGroupTargetAssignmentMetadataKey(group_id=self.group_id), value)
-
-    def replacement(self, old: StreamsMember, member: StreamsMember) -> list[KindRecord]:
-        """What gives a static member that returns the place of the former one."""
-        return [
-            *self.tombstones_of([old.member_id]),
-            self.member_record(member),
-            self.target_record(member.member_id, self.target(old.member_id)),
-            self.assignment_record(member),
-        ]
-
-    def tombstones_of(self, member_ids: Iterable[str]) -> list[KindRecord]:
-        """What removes members."""
-        return [
-            KindRecord(self.group_id, key(group_id=self.group_id, member_id=member_id), None)
-            for member_id in member_ids
-            for key in (
-                StreamsGroupCurrentMemberAssignmentKey,
-                StreamsGroupTargetAssignmentMemberKey,
-                StreamsGroupMemberMetadataKey,
-            )
-        ]
-
-    def tombstones(self) -> list[KindRecord]:
-        """What removes the group, its own record last."""
-        return [
-            *self.tombstones_of(self.members),
-            KindRecord(self.group_id, StreamsGroupTargetAssignmentMetadataKey(group_id=self.group_id), None),
-            KindRecord(self.group_id, StreamsGroupTopologyKey(group_id=self.group_id), None),
-            KindRecord(self.group_id, StreamsGroupMetadataKey(group_id=self.group_id), None),
-        ]
+    def _own_tombstones(self) -> Iterable[KindRecord]:
+        return [self._of_group(StreamsGroupTopologyKey, None)]
 
 
 def _differences(parts: _Parts, others: _Parts) -> _Parts:
@@ -454,10 +358,6 @@ def _differences(parts: _Parts, others: _Parts) -> _Parts:
         for tasks, there in zip(parts, others, strict=True)
     )
     return active, standby, warmup
-
-
-def _unknown_member(group_id: str, member_id: str) -> ApiError:
-    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
 
 
 def _stale(message: str) -> ApiError:

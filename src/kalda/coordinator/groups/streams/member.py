@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
 from kalda.protocol.messages.group_records import (
     StreamsGroupCurrentMemberAssignmentValue,
     StreamsGroupCurrentMemberAssignmentValueTaskIds,
@@ -26,11 +27,6 @@ from kalda.protocol.messages.group_records import (
     StreamsGroupTargetAssignmentMemberValueTaskIds,
 )
 
-JOINING_EPOCH: Final = 0
-LEAVING_EPOCH: Final = -1
-"""A member that leaves for good; also what is replayed of one whose assignment has been deleted."""
-STATIC_LEAVING_EPOCH: Final = -2
-"""A static member that leaves and means to return within its session timeout."""
 _NO_TOPOLOGY = -1
 
 ActiveTasks: TypeAlias = Mapping[str, Mapping[int, int]]

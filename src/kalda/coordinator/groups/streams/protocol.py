@@ -1,9 +1,8 @@
 """StreamsGroupHeartbeat: how members of streams groups join, keep their place, get and give back tasks, and leave
 (KIP-1071).
 
-Each heartbeat does what is due, in this order, and each part is written as one batch: the member, the topology and the
-group epoch; the target assignment of that epoch; the member's next step towards it. A write that fails leaves the
-group as the parts before it have made it, and the next heartbeat goes on from there.
+What heartbeats of all kinds do alike, and their order, is in `kind_protocol.py`; the topology is written with the
+member.
 
 The topology of a large application takes long to convert and to configure, and the next step of a member of very many
 tasks takes long to find: `prepare` does that in steps, before the heartbeat. What has changed since is done again at
@@ -20,19 +19,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kalda.assignors.server_assignor import AssignorError
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.stats import Meter
-from kalda.coordinator.answers import write_error
-from kalda.coordinator.groups.kind_groups import (
-    assignment_wait_ms,
-    fenced_epoch,
-    known_instance,
-    unreleased_instance,
-)
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
+from kalda.coordinator.groups.kind_groups import known_instance, unreleased_instance
+from kalda.coordinator.groups.kind_protocol import KindProtocol, check_epoch
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.streams.assignment import TaskAssigner
@@ -47,10 +41,7 @@ from kalda.coordinator.groups.streams.group import (
 )
 from kalda.coordinator.groups.streams.groups import StreamsGroups
 from kalda.coordinator.groups.streams.member import (
-    JOINING_EPOCH,
-    LEAVING_EPOCH,
     NO_TASKS,
-    STATIC_LEAVING_EPOCH,
     Endpoint,
     StreamsMember,
     TaskState,
@@ -131,7 +122,7 @@ class _Entered(NamedTuple):
     """Whether the predecessor had another id."""
 
 
-class StreamsProtocol:
+class StreamsProtocol(KindProtocol[StreamsGroup]):
     """Heartbeats on the streams groups of one shard."""
 
     def __init__(
@@ -144,14 +135,10 @@ class StreamsProtocol:
         rebalances: Meter,
     ) -> None:
         """`rebalances` counts group epochs."""
-        self._partition = partition
+        super().__init__(partition, groups, settings.config, TaskAssigner(settings), timers, clock, rebalances)
         self._groups = groups
         self._config = settings.config
         self._catalog = settings.catalog
-        self._assigner = TaskAssigner(settings, partition, clock.wall_ms)
-        self._timers = timers
-        self._clock = clock
-        self._rebalances = rebalances
 
     # -- before the heartbeat --------------------------------------------------------------------------------------
 
@@ -220,7 +207,7 @@ class StreamsProtocol:
         group = self._write_member(entered, member, topology, configured, metadata_hash, records)
         group.configured, group.needs_refresh = configured, False
         group.task_offsets[request.member_id] = offsets
-        self._assign(group, statuses)
+        self._assign_or_say(group, statuses)
         member = self._reconcile(group, member.member_id, _owned(request), prepared.step)
         self._groups.start_session(group, member.member_id)
         if request.shutdown_application:
@@ -244,7 +231,7 @@ class StreamsProtocol:
             group = StreamsGroup(request.group_id, self._partition.registry)
         member_id, instance_id = request.member_id, request.instance_id
         if joins:
-            self._check_size(group, member_id, instance_id)
+            self.check_size(group, member_id, instance_id)
         if instance_id is None:
             if not joins:
                 member = group.member(member_id)
@@ -262,20 +249,8 @@ class StreamsProtocol:
             return _Entered(group, group.members.get(member_id) or StreamsMember(member_id))
         if present.epoch != STATIC_LEAVING_EPOCH:
             raise unreleased_instance(present, member_id, instance_id)
-        log.info("group %s: static member %s returns as %s", group.group_id, instance_id, member_id)
-        member = replace(present, member_id=member_id, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
-        records += group.replacement(present, member)
+        member = self._replace_static(group, present, member_id, records)
         return _Entered(group, member, present.member_id != member_id)
-
-    def _check_size(self, group: StreamsGroup, member_id: str, instance_id: str | None) -> None:
-        if instance_id is not None and instance_id in group.static_members:
-            return
-        limit = self._config.max_size
-        if len(group.members) >= limit and member_id not in group.members:
-            raise ApiError(
-                ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"The streams group has reached its maximum capacity of {limit} members.",
-            )
 
     def _topology(self, group: StreamsGroup, prepared: Prepared, records: list[GroupLogRecord]) -> Topology:
         """The topology of the group; the one that the member brings where there is none yet. A member may bring an
@@ -328,8 +303,7 @@ class StreamsProtocol:
             self._groups.settle(group)
             epoch = epochs.group + 1
             records.append(group.epoch_record(epoch, metadata_hash, validated, configs))
-            self._rebalances.record(1, self._clock.now_ms())
-            log.info("group %s: epoch %d", group.group_id, epoch)
+            self._count_epoch(group, epoch)
         if records:
             self._partition.write_now(records)
             group = self._groups.groups.get(group.group_id, group)
@@ -346,54 +320,17 @@ class StreamsProtocol:
         if group.configured is None:
             return  # another coordinator has come between; the next heartbeat does it
         try:
-            self._assign(group, [])
+            self.assign(group)
         except ApiError as error:
             log.error("group %s: the target assignment failed: %s", group.group_id, error)
 
-    def _assign(self, group: StreamsGroup, statuses: list[Status]) -> None:
-        """Compute the target of the group epoch where there is none yet; that of a large group in the background, and
-        its members see it in later heartbeats. Raises UNKNOWN_SERVER_ERROR where the assignor of a small group
-        cannot."""
-        epochs, delayed = group.epochs, StreamsGroupStatus.ASSIGNMENT_DELAYED
+    def _assign_or_say(self, group: StreamsGroup, statuses: list[Status]) -> None:
+        """Assign; or add to `statuses` what delays it."""
+        delayed = StreamsGroupStatus.ASSIGNMENT_DELAYED
         if self._groups.delays_assignment(group.group_id):
             statuses.append(_status(delayed, "Assignment delayed due to the configured initial rebalance delay."))
-            return
-        if epochs.assignment >= epochs.group or group.is_computing:
-            return
-        interval_ms = self._config.assignment_interval_ms(group.group_id)
-        if assignment_wait_ms(epochs.assignment_ms, interval_ms, self._clock.wall_ms()):
+        elif not self.assign(group):
             statuses.append(_status(delayed, "Assignment delayed due to the configured assignment interval."))
-            return
-        steps = self._assigner.assign(group, lambda: self._is_live(group))
-        if not self._assigner.is_small(group):
-            group.is_computing = True
-            self._timers.run(self._assign_on(group, steps))
-            return
-        try:
-            run_to_end(steps)
-        except AssignorError as error:
-            message = f"Failed to compute a new target assignment for epoch {epochs.group}: {error}"
-            log.error("group %s: %s", group.group_id, message)
-            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, message) from error
-        self._note_target(group)
-
-    def _assign_on(self, group: StreamsGroup, steps: Steps[None]) -> Steps[None]:
-        """An assignment in the background. Where it fails, the next heartbeat begins another."""
-        try:
-            yield from steps
-            self._note_target(group)
-        except (AssignorError, ApiError) as error:
-            log.error("group %s: the target assignment failed: %s", group.group_id, error)
-        finally:
-            group.is_computing = False
-
-    def _note_target(self, group: StreamsGroup) -> None:
-        epochs = group.epochs
-        if epochs.assignment == epochs.group:
-            self._groups.note_target(group, epochs.group)
-
-    def _is_live(self, group: StreamsGroup) -> bool:
-        return self._partition.is_active and self._groups.groups.get(group.group_id) is group
 
     def _reconcile(
         self, group: StreamsGroup, member_id: str, owned: MemberTasks | None, step: _PreparedStep | None
@@ -481,24 +418,17 @@ class StreamsProtocol:
 
     def _leave(self, request: StreamsGroupHeartbeatRequest) -> StreamsAnswer | Pending[StreamsAnswer]:
         """A dynamic member is removed. A static one that means to return keeps its place until its session ends."""
-        group = self._groups.get(request.group_id)
         if request.shutdown_application:
-            self._shut_down(group, request.member_id)
+            self._shut_down(self._groups.get(request.group_id), request.member_id)
         instance_id, epoch = request.instance_id, request.member_epoch
-        if instance_id is None:
-            member = group.member(request.member_id)
-        else:
-            member = known_instance(group.static_member(instance_id), request.member_id, instance_id)
+        group, member = self._leaving(request.group_id, request.member_id, instance_id)
         response = StreamsGroupHeartbeatResponse(member_id=request.member_id, member_epoch=epoch, status=[])
         if instance_id is not None and epoch == STATIC_LEAVING_EPOCH:
             log.info("group %s: static member %s leaves for a while", group.group_id, instance_id)
             absent = replace(member, epoch=epoch, assigned=member.assigned.since_zero(), revoking=NO_TASKS)
             self._partition.write_now([group.assignment_record(absent)])
         else:
-            log.info("group %s: member %s leaves", group.group_id, member.member_id)
-            error = self._groups.fence(group, member.member_id, "left").error
-            if error is not None:
-                raise ApiError(write_error(error.code), error.message)
+            self._remove(group, member.member_id)
         return self._partition.write_with([], StreamsAnswer(response))
 
 
@@ -507,24 +437,18 @@ def _status(status: StreamsGroupStatus, detail: str) -> Status:
 
 
 def _check_epoch(member: StreamsMember, request: StreamsGroupHeartbeatRequest) -> None:
-    """Raises FENCED_MEMBER_EPOCH. The epoch before is accepted where the member has nothing but what is assigned to
-    it: the answer that had the present one may have been lost."""
-    received, owned = request.member_epoch, _owned(request)
-    if received == member.epoch:
-        return
-    if received < member.epoch and received == member.previous_epoch and owned is not None:
-        tasks = member.assigned.tasks
-        if all(
-            partitions <= held.get(subtopology, frozenset())
-            for reported, held in (
-                (owned.active, tasks.active),
-                (owned.standby, tasks.standby),
-                (owned.warmup, tasks.warmup),
-            )
-            for subtopology, partitions in reported.items()
-        ):
-            return
-    raise fenced_epoch(STREAMS, received, member.epoch)
+    """Raises FENCED_MEMBER_EPOCH."""
+    owned, tasks = _owned(request), member.assigned.tasks
+    owns_assigned = owned is not None and all(
+        partitions <= held.get(subtopology, frozenset())
+        for reported, held in (
+            (owned.active, tasks.active),
+            (owned.standby, tasks.standby),
+            (owned.warmup, tasks.warmup),
+        )
+        for subtopology, partitions in reported.items()
+    )
+    check_epoch(STREAMS, (member.epoch, member.previous_epoch), request.member_epoch, owns_assigned=owns_assigned)
 
 
 def _owned(request: StreamsGroupHeartbeatRequest) -> MemberTasks | None:
