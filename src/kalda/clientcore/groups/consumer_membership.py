@@ -22,30 +22,30 @@ from enum import Enum
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
 from kalda.clientcore.consuming.subscription import Subscription
 from kalda.clientcore.groups.membership import (
+    FENCING,
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
     Call,
     Callback,
     CommitBeforeRebalance,
+    HeartbeatMember,
     Membership,
     MembershipConfig,
+    Target,
 )
 from kalda.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,
-    ConsumerGroupHeartbeatResponse,
 )
 
 log = logging.getLogger(__name__)
-_JOIN_EPOCH = 0
-_LEAVE_EPOCH = -1
 _LEAVE_STATIC_EPOCH = -2
-_FENCING = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
 class ConsumerGroupPhase(Enum):
@@ -58,8 +58,8 @@ class ConsumerGroupPhase(Enum):
     ACCEPTING = "accepting"
 
 
-class ConsumerMembership(Membership):
-    """One member of one KIP-848 group. Its id is its own choice, for the life of the consumer."""
+class ConsumerMembership(HeartbeatMember, Membership):
+    """One member of one KIP-848 group."""
 
     def __init__(
         self,
@@ -72,49 +72,18 @@ class ConsumerMembership(Membership):
         metrics: CoordinatorMetrics,
     ) -> None:
         """`find_topic_ids` requests the names of topics of which an assignment has the ids only."""
-        super().__init__(config, subscription, requests, commit, metrics)
-        self._find_topic_ids = find_topic_ids
-        self.member_id = member_id
-        self.epoch = _JOIN_EPOCH
+        Membership.__init__(self, config, subscription, requests, commit, metrics)
+        self._init_heartbeats(member_id, find_topic_ids, metrics)
         self.phase = ConsumerGroupPhase.STABLE
-        self.names_by_id: dict[Uuid, str] = {}
-        """Topics that were resolved for assignments."""
-        self._is_member = False
-        """A heartbeat was accepted in this membership."""
         self._was_fenced = False
         """What is still assigned is lost; nothing is sent before the listener has returned."""
-        self._target: dict[Uuid, tuple[int, ...]] | None = None
-        """The last assignment that the coordinator has sent and that is not in force."""
         self._to_release: tuple[TopicPartition, ...] = ()
-        self._is_in_flight = False
         self._acknowledges = False
         """The next heartbeat names the owned partitions, at once."""
         self._has_lost_answer = False
         """An assignment may have been in an answer that was lost: the answer to a request with all fields has it."""
         self._sent_subscription: tuple[frozenset[str], str | None] | None = None
         """What the coordinator has of the subscription; None: nothing."""
-        self._next_heartbeat_ms = 0
-        self._interval_ms = config.heartbeat_interval_ms
-        self._failures = 0
-
-    def run(self, is_polling: bool) -> None:
-        """Take the next steps. `is_polling`: the application is in a call of `poll`."""
-        self._watch_polls(is_polling, self._is_member)
-        if self._has_left or self.error is not None or not self._subscription.is_by_group:
-            return
-        if self._requests.coordinator_error is not None:
-            self.error = self._requests.coordinator_error
-            return
-        if is_polling:
-            self._step()
-        self._heartbeat()
-
-    def deadline_ms(self, is_polling: bool) -> int | None:
-        """When `run` is due again; None where only an event helps."""
-        times = [None if self._has_left else self._next_heartbeat_ms]
-        if self._is_member and not is_polling:
-            times.append(self._polled_at_ms + self._config.max_poll_interval_ms + 1)
-        return self._requests.earliest(times)
 
     @property
     def may_commit(self) -> bool:
@@ -144,13 +113,13 @@ class ConsumerMembership(Membership):
         """A commit was refused: of a stale epoch the next heartbeat has a later one; an unknown member joins again."""
         if code == ErrorCode.STALE_MEMBER_EPOCH:
             self._next_heartbeat_ms = 0
-        elif code in _FENCING:
+        elif code in FENCING:
             self._fence(ErrorCode(code))
 
     # -- reconciliation
 
-    def _step(self) -> None:
-        if self.callback is not None:
+    def _step(self, is_polling: bool) -> None:
+        if not is_polling or self.callback is not None:
             return
         if self._was_fenced and self.phase is ConsumerGroupPhase.STABLE:
             self._to_release = tuple(self._subscription.partitions)
@@ -168,19 +137,11 @@ class ConsumerMembership(Membership):
 
     def _resolve(self) -> None:
         assert self._target is not None
-        known = self._requests.metadata.topic_names
-        names = {topic_id: known.get(topic_id) or self.names_by_id.get(topic_id) for topic_id in self._target}
-        unknown = [topic_id for topic_id, name in names.items() if name is None]
-        if unknown:
+        assignment = self._named(self._target)
+        if assignment is None:
             self.phase = ConsumerGroupPhase.RESOLVING
-            self._find_topic_ids(unknown)
             return
-        self._assignment = tuple(
-            TopicPartition(name, index)
-            for topic_id, name in names.items()
-            if name is not None
-            for index in self._target[topic_id]
-        )
+        self._assignment = assignment
         self._target = None
         self.phase = ConsumerGroupPhase.STABLE
         wanted = frozenset(self._assignment)
@@ -229,13 +190,8 @@ class ConsumerMembership(Membership):
         node_id = self._requests.coordinator()
         if node_id is None:
             return
-        is_joining = self.epoch == _JOIN_EPOCH
-        request = ConsumerGroupHeartbeatRequest(
-            group_id=self._config.group_id,
-            member_id=self.member_id,
-            member_epoch=self.epoch,
-            instance_id=self._config.instance_id,
-        )
+        is_joining = self.epoch == JOIN_EPOCH
+        request = self._request(self.epoch)
         is_at_rest = self.phase is ConsumerGroupPhase.STABLE and self._target is None
         says_all = is_joining or (self._has_lost_answer and is_at_rest)
         if says_all:
@@ -251,12 +207,16 @@ class ConsumerMembership(Membership):
         if (self._acknowledges or says_all) and not is_joining:
             request.topic_partitions = self._owned_by_id()
         self._acknowledges = False
-        self._is_in_flight = True
         self._sent_subscription = subscribed
-        self._next_heartbeat_ms = now_ms + self._interval_ms
-        self.metrics.heartbeat_sent_ms = now_ms
-        epoch = self.epoch
-        self._requests.send(node_id, request, lambda answer, error: self._on_heartbeat(epoch, now_ms, answer, error))
+        self._send_heartbeat(node_id, request)
+
+    def _request(self, epoch: int) -> ConsumerGroupHeartbeatRequest:
+        return ConsumerGroupHeartbeatRequest(
+            group_id=self._config.group_id,
+            member_id=self.member_id,
+            member_epoch=epoch,
+            instance_id=self._config.instance_id,
+        )
 
     def _owned_by_id(self) -> list[ConsumerGroupHeartbeatRequestTopicPartitions]:
         ids = {name: topic_id for topic_id, name in self.names_by_id.items()}
@@ -270,61 +230,26 @@ class ConsumerMembership(Membership):
             if name in ids
         ]
 
-    def _on_heartbeat(
-        self, epoch: int, sent_at_ms: int, answer: ConsumerGroupHeartbeatResponse | None, error: ApiError | None
-    ) -> None:
-        self._is_in_flight = False
-        if answer is not None:
-            self.metrics.heartbeats.append(self._requests.now_ms - sent_at_ms)
-        if epoch != self.epoch:
-            return
-        if answer is not None and answer.error_code:
-            error = refused(answer.error_code, f"group {self._config.group_id!r}", answer.error_message)
-        if error is not None or answer is None:
-            self._on_heartbeat_error(error)
-            return
-        self._failures = 0
-        self._is_member = True
-        if answer.member_id:
-            self.member_id = answer.member_id
-        self.epoch = answer.member_epoch
-        self._interval_ms = max(1, answer.heartbeat_interval_ms or self._config.heartbeat_interval_ms)
-        self._next_heartbeat_ms = self._requests.now_ms + self._interval_ms
-        if answer.assignment is not None:
-            self._has_lost_answer = False
-            self._target = {each.topic_id: tuple(each.partitions) for each in answer.assignment.topic_partitions}
+    def _on_target(self, target: Target) -> None:
+        self._has_lost_answer = False
+        self._target = target
 
-    def _on_heartbeat_error(self, error: ApiError | None) -> None:
-        assert error is not None
-        # What the lost request said has to be said again, and what the lost answer said is answered to a request that
-        # has all fields.
+    def _on_heartbeat_error(self, error: ApiError) -> None:
+        # What the lost answer said is answered to a request that has all fields.
         self._has_lost_answer = True
-        self._sent_subscription = None
         self._acknowledges = self._is_member and self.phase is ConsumerGroupPhase.STABLE and self._target is None
-        self._failures += 1
-        self._next_heartbeat_ms = self._requests.retry_at_ms(self._failures)
-        self._requests.on_coordinator_error(error)
-        if error.code in _FENCING or (error.code is ErrorCode.GROUP_ID_NOT_FOUND and self.epoch > _JOIN_EPOCH):
-            self._fence(error.code)  # a group that has no such member any more may have become one of another kind
-        elif error.code is ErrorCode.UNRELEASED_INSTANCE_ID:
-            log.info("group %s: the static member's predecessor has not left yet", self._config.group_id)
-        elif not error.code.retriable:
-            self.error = error
+        super()._on_heartbeat_error(error)
 
-    def _fence(self, code: ErrorCode) -> None:
-        log.warning("group %s: member %s was fenced: %s", self._config.group_id, self.member_id, code.name)
-        if self._is_member:  # else it is the join that was refused, which waits longer each time
-            self._next_heartbeat_ms = 0
-        self._end_membership()
+    def _forget_sent(self) -> None:
+        self._sent_subscription = None
+
+    def _is_fencing(self, code: ErrorCode) -> bool:
+        """A group that has no such member any more may have become one of another kind."""
+        return super()._is_fencing(code) or (code is ErrorCode.GROUP_ID_NOT_FOUND and self.epoch > JOIN_EPOCH)
 
     def _end_membership(self) -> None:
-        self.epoch = _JOIN_EPOCH
-        if self._is_member:
-            self._failures = 0
-        self._is_member = False
-        self._target = None
+        super()._end_membership()
         self._acknowledges = False
-        self._sent_subscription = None
         self._stop_returning()
         self._was_fenced = bool(self._subscription.partitions)
         if self.callback is None:
@@ -332,38 +257,17 @@ class ConsumerMembership(Membership):
             self.phase = ConsumerGroupPhase.STABLE
 
     def _leave_for_silence(self) -> None:
-        self._send_leave(None, _LEAVE_EPOCH if self._config.instance_id is None else _LEAVE_STATIC_EPOCH)
+        self._send_leave(None, LEAVE_EPOCH if self._config.instance_id is None else _LEAVE_STATIC_EPOCH)
         self._has_left = True
         self._end_membership()
 
     def begin_leave(self, leaves_group: bool | None, reason: str) -> Operation | None:
         """Leave. `leaves_group` None: dynamic members leave, static ones only release their partitions. Returns what to
         wait for; None where nothing is sent."""
-        operation: Operation | None = None
-        if self._is_member and leaves_group is not False:
-            operation = Operation("leaving the group", self._requests.now_ms + self._config.request_timeout_ms)
-            is_static = self._config.instance_id is not None and leaves_group is None
-            self._send_leave(operation, _LEAVE_STATIC_EPOCH if is_static else _LEAVE_EPOCH)
-            if operation.is_done:
-                operation = None
-        log.info("group %s: the member leaves: %s", self._config.group_id, reason)
-        self._end_membership()
-        self._has_left = True  # a heartbeat before the next poll would join again
+        is_static = self._config.instance_id is not None and leaves_group is None
+        epoch = _LEAVE_STATIC_EPOCH if is_static else LEAVE_EPOCH
+        operation = self._leave(epoch, reason, is_sent=leaves_group is not False)
         self._was_fenced = False
         self.callback = None
         self.phase = ConsumerGroupPhase.STABLE
         return operation
-
-    def _send_leave(self, operation: Operation | None, epoch: int) -> None:
-        node_id = self._requests.coordinator()
-        if node_id is None:
-            if operation is not None:
-                operation.succeed()
-            return
-        request = ConsumerGroupHeartbeatRequest(
-            group_id=self._config.group_id,
-            member_id=self.member_id,
-            member_epoch=epoch,
-            instance_id=self._config.instance_id,
-        )
-        self._send_leaving(node_id, request, operation)

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
-from kalda.base.errors import ApiError
-from kalda.base.ids import TopicPartition
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.clientcore.connections.client_metrics import Series
+from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
@@ -31,6 +34,11 @@ from kalda.clientcore.consuming.subscription import Subscription
 from kalda.protocol.notation import Request
 
 log = logging.getLogger(__name__)
+JOIN_EPOCH: Final = 0
+LEAVE_EPOCH: Final = -1
+FENCING: Final = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID)
+Target: TypeAlias = Mapping[Uuid, tuple[int, ...]]
+"""An assignment as heartbeats have it."""
 
 
 class Call(Enum):
@@ -168,3 +176,173 @@ class Membership(Member):
         """The partitions may be others' already."""
         for state in self._subscription.partitions.values():
             state.is_revoking = True
+
+
+class HeartbeatMetrics(Protocol):
+    """What is counted of heartbeats."""
+
+    heartbeat_sent_ms: int
+    heartbeats: Series
+
+
+class HeartbeatMember(Member):
+    """One member whose every request is a heartbeat: it joins with epoch 0, gets its epochs and assignments from the
+    coordinator, and joins again where it is fenced. Its id is its own choice, for the life of the consumer."""
+
+    noun: ClassVar[str] = "group"
+
+    def _init_heartbeats(
+        self, member_id: str, find_topic_ids: Callable[[Sequence[Uuid]], None], metrics: HeartbeatMetrics
+    ) -> None:
+        """`find_topic_ids` requests the names of topics of which an assignment has the ids only."""
+        self.member_id = member_id
+        self._find_topic_ids = find_topic_ids
+        self._heartbeat_metrics = metrics
+        self.epoch = JOIN_EPOCH
+        self.names_by_id: dict[Uuid, str] = {}
+        """Topics that were resolved for assignments."""
+        self._is_member = False
+        """A heartbeat was accepted in this membership."""
+        self._target: Target | None = None
+        """The last assignment that the coordinator has sent and that is not in force."""
+        self._is_in_flight = False
+        self._next_heartbeat_ms = 0
+        self._interval_ms = self._config.heartbeat_interval_ms
+        self._failures = 0
+
+    def run(self, is_polling: bool) -> None:
+        """Take the next steps. `is_polling`: the application is in a call of `poll`."""
+        self._watch_polls(is_polling, self._is_member)
+        if self._has_left or self.error is not None or not self._subscription.is_by_group:
+            return
+        if self._requests.coordinator_error is not None:
+            self.error = self._requests.coordinator_error
+            return
+        self._step(is_polling)
+        self._heartbeat()
+
+    def deadline_ms(self, is_polling: bool) -> int | None:
+        """When `run` is due again; None where only an event helps."""
+        times = [None if self._has_left else self._next_heartbeat_ms, self._step_due_ms()]
+        if self._is_member and not is_polling:
+            times.append(self._polled_at_ms + self._config.max_poll_interval_ms + 1)
+        return self._requests.earliest(times)
+
+    @abstractmethod
+    def _step(self, is_polling: bool) -> None:
+        """Move towards the target."""
+
+    def _step_due_ms(self) -> int | None:
+        """When the next step is due; None where only an event helps."""
+        return None
+
+    def _named(self, target: Target) -> tuple[TopicPartition, ...] | None:
+        """The target's partitions; None where names of topics are not known, which are requested then."""
+        known = self._requests.metadata.topic_names
+        names = {topic_id: known.get(topic_id) or self.names_by_id.get(topic_id) for topic_id in target}
+        unknown = [topic_id for topic_id, name in names.items() if name is None]
+        if unknown:
+            self._find_topic_ids(unknown)
+            return None
+        return tuple(
+            TopicPartition(name, index)
+            for topic_id, name in names.items()
+            if name is not None
+            for index in target[topic_id]
+        )
+
+    # -- heartbeats
+
+    @abstractmethod
+    def _heartbeat(self) -> None:
+        """Send a heartbeat where one is due."""
+
+    @abstractmethod
+    def _request(self, epoch: int) -> Any:
+        """A heartbeat with what all have: the group, the member and this epoch."""
+
+    @abstractmethod
+    def _forget_sent(self) -> None:
+        """What the lost request said has to be said again."""
+
+    def _send_heartbeat(self, node_id: int, request: Request) -> None:
+        now_ms, epoch = self._requests.now_ms, self.epoch
+        self._is_in_flight = True
+        self._next_heartbeat_ms = now_ms + self._interval_ms
+        self._heartbeat_metrics.heartbeat_sent_ms = now_ms
+        self._requests.send(node_id, request, lambda answer, error: self._on_heartbeat(epoch, now_ms, answer, error))
+
+    def _on_heartbeat(self, epoch: int, sent_at_ms: int, answer: Any, error: ApiError | None) -> None:
+        self._is_in_flight = False
+        if answer is not None:
+            self._heartbeat_metrics.heartbeats.append(self._requests.now_ms - sent_at_ms)
+        if epoch != self.epoch:
+            return
+        if answer is not None and answer.error_code:
+            error = refused(answer.error_code, f"{self.noun} {self._config.group_id!r}", answer.error_message)
+        if error is not None:
+            self._on_heartbeat_error(error)
+            return
+        self._failures = 0
+        self._is_member = True
+        if answer.member_id:
+            self.member_id = answer.member_id
+        self.epoch = answer.member_epoch
+        self._interval_ms = max(1, answer.heartbeat_interval_ms or self._config.heartbeat_interval_ms)
+        self._next_heartbeat_ms = self._requests.now_ms + self._interval_ms
+        if answer.assignment is not None:
+            self._on_target({each.topic_id: tuple(each.partitions) for each in answer.assignment.topic_partitions})
+
+    def _on_target(self, target: Target) -> None:
+        """An assignment has come."""
+        self._target = target
+
+    def _on_heartbeat_error(self, error: ApiError) -> None:
+        self._forget_sent()
+        self._failures += 1
+        self._next_heartbeat_ms = self._requests.retry_at_ms(self._failures)
+        self._requests.on_coordinator_error(error)
+        if self._is_fencing(error.code):
+            self._fence(error.code)
+        elif error.code is ErrorCode.UNRELEASED_INSTANCE_ID:
+            log.info("group %s: the static member's predecessor has not left yet", self._config.group_id)
+        elif not error.code.retriable:
+            self.error = error
+
+    def _is_fencing(self, code: ErrorCode) -> bool:
+        return code in FENCING
+
+    def _fence(self, code: ErrorCode) -> None:
+        log.warning("%s %s: member %s was fenced: %s", self.noun, self._config.group_id, self.member_id, code.name)
+        if self._is_member:  # else it is the join that was refused, which waits longer each time
+            self._next_heartbeat_ms = 0
+        self._end_membership()
+
+    # -- the end
+
+    def _end_membership(self) -> None:
+        self.epoch = JOIN_EPOCH
+        if self._is_member:
+            self._failures = 0
+        self._is_member = False
+        self._target = None
+        self._forget_sent()
+
+    def _leave(self, epoch: int, reason: str, *, is_sent: bool = True) -> Operation | None:
+        """The end of this membership, with a last request of this epoch where the group has the member. Returns what to
+        wait for; None where nothing is sent."""
+        operation: Operation | None = None
+        if self._is_member and is_sent:
+            operation = Operation("leaving the group", self._requests.now_ms + self._config.request_timeout_ms)
+            self._send_leave(operation, epoch)
+        log.info("%s %s: the member leaves: %s", self.noun, self._config.group_id, reason)
+        self._end_membership()
+        self._has_left = True  # a heartbeat before the next poll would join again
+        return None if operation is None or operation.is_done else operation
+
+    def _send_leave(self, operation: Operation | None, epoch: int) -> None:
+        node_id = self._requests.coordinator()
+        if node_id is not None:
+            self._send_leaving(node_id, self._request(epoch), operation)
+        elif operation is not None:
+            operation.succeed()
