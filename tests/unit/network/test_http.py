@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import parsedate_to_datetime
 
+import pytest
+
+from kalda.network.server import http
 from kalda.network.server.http import HttpServer, Page
+from waiting import wait_until
 
 
 def pages(path: str, query: dict[str, str]) -> Page | None:
@@ -96,6 +102,80 @@ def test_an_action_needs_the_token() -> None:
         assert done == ["/stop"]
 
     run(scenario, HttpServer(pages, act, "secret"))
+
+
+def test_requests_that_are_no_clean_ones() -> None:
+    """Bodies are refused before the action; what stands behind a request is not read as one; a name that has line
+    breaks in it is a name."""
+    done: list[str] = []
+
+    def act(path: str, query: dict[str, str]) -> Page:
+        done.append(path)
+        return Page("text/plain", ["taken"], 202)
+
+    async def scenario(send: Callable[[bytes], Awaitable[bytes]]) -> None:
+        head = b"POST /stop HTTP/1.1\r\nAuthorization: Bearer secret\r\n"
+        for given, status in (
+            (head + b"Content-Length: 1000000000000\r\n\r\n" + b"x" * 100_000, b"413"),
+            (head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"413"),
+            (head + b"Content-Length: -1\r\n\r\n", b"413"),
+            (b"POST /stop HTTP/1.1\r\nContent-Length: 5\r\n\r\nabcde", b"401"),
+            (b"POST /stop HTTP/1.1\r\nAuthorization: Bearer\r\n\r\n", b"401"),
+            (b"POST /stop HTTP/1.1\r\n : Bearer secret\r\nAuthorization\r\n\r\n", b"401"),
+            (b"POST /stop HTTP/1.1\r\nAuthorization: Bearer " + b"\xff" * 60_000 + b"\r\n\r\n", b"401"),
+            (b"HEAD / HTTP/1.1\r\n\r\n", b"405"),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"405"),
+            (b"GET  / HTTP/1.1\r\n\r\n", b"400"),
+            (b"\r\n\r\n", b"400"),
+        ):
+            assert (await send(given)).split(b" ")[1] == status, given[:60]
+        assert done == []
+        answer = await send(head + b"Content-Length: 0\r\n\r\n" + head.replace(b"stop", b"other") + b"\r\n")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert (await send(head.replace(b"/stop", b"/%0d%0aSet-Cookie:%20a%0d%0a") + b"\r\n")).count(b"\r\n") == 5
+        assert done == ["/stop", "/%0d%0aSet-Cookie:%20a%0d%0a"]
+
+    run(scenario, HttpServer(pages, act, "secret"))
+
+
+def test_slow_and_very_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """900 connections at once: those beyond the bound are closed, and the others too when their time is over, whether
+    they do not ask or do not read. No connection is kept then."""
+    monkeypatch.setattr(http, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(http, "_ANSWER_S", 0.2)
+    end = b" HTTP/1.1\r\n\r\n"
+
+    def large(path: str, query: dict[str, str]) -> Page:
+        return Page("text/plain", ("x" * 100_000 for _ in range(200 if path == "/large" else 0)))
+
+    async def scenario() -> None:
+        server = HttpServer(large)
+        await server.open("127.0.0.1", 0)
+        before = len(os.listdir("/proc/self/fd"))
+        clients = [socket.socket() for _ in range(900)]
+        try:
+            for number, each in enumerate(clients):
+                each.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(each, ("127.0.0.1", server.port))
+                if number < 20:
+                    each.send(b"GET /large" + end)
+            await asyncio.to_thread(wait_until, lambda: len(os.listdir("/proc/self/fd")) <= before + len(clients))
+            for each in clients[20:]:
+                assert each.recv(1) == b""
+        finally:
+            for each in clients:
+                each.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /" + end)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await server.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(bounded())
 
 
 def test_a_request_without_an_end_is_dropped() -> None:

@@ -147,6 +147,22 @@ def test_a_project_follows_pauses_refreshes_and_follows_again(serve: Callable[..
         assert 'kalda_pipeline_flow_rows_total{project="shop",flow="orders"' in world.ask("/metrics")
 
 
+def test_refreshes_that_wait_are_bounded(serve: Callable[..., Any]) -> None:
+    """One that is asked for again waits once."""
+    with serve("shop", are_paused=True) as world:
+        world.ask("/projects/shop/refresh?names=first", "POST")
+        first = world.begun()
+        for number in [*range(100), 5]:
+            world.ask(f"/projects/shop/refresh?names={number}", "POST")
+        with pytest.raises(HTTPError) as refused:
+            world.ask("/projects/shop/refresh?names=100", "POST")
+        assert (refused.value.code, b"has 100 refreshes that wait" in refused.value.read()) == (409, True)
+        world.ask("/projects/shop/pause", "POST")
+        first.results.put(RunResult(True, None))
+        wait_until(lambda: world.state("shop") == ("paused", None))
+        assert world.runs.empty()
+
+
 def test_a_failure_ends_no_other_project(serve: Callable[..., Any]) -> None:
     with serve("bad", "good") as world:
         begun = {each.project: each for each in (world.begun(), world.begun())}

@@ -8,7 +8,6 @@ between, so that a long one delays no other request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from hmac import compare_digest
@@ -24,7 +23,7 @@ _REQUEST_S = 5.0
 _ANSWER_S = 60.0
 _REASONS = {
     200: "OK", 202: "Accepted", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
-    409: "Conflict", 500: "Internal Server Error",
+    409: "Conflict", 413: "Content Too Large", 500: "Internal Server Error",
 }  # fmt: skip
 
 
@@ -75,12 +74,13 @@ class HttpServer:
                     head = await reader.readuntil(b"\r\n\r\n")
                 async with asyncio.timeout(_ANSWER_S):
                     await self._answer(head, writer)
+                    writer.close()
+                    await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the peer has gone away, is too slow, or speaks another protocol
         finally:
             self._tasks.discard(task)
-            with contextlib.suppress(OSError):
-                writer.close()
+            writer.transport.abort()  # what the peer has not read by now would be kept until it closes
 
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         line, *fields = head.decode("latin-1").split("\r\n")
@@ -95,8 +95,12 @@ class HttpServer:
             except ValueError:  # as for "//[", a host that is no address
                 await _send(writer, 400, Page("text/plain", ["no URL\n"]))
                 return
-            if url.path != "/" and not self._is_allowed(fields):
+            named = {name.strip().lower(): value.strip() for name, _, value in (one.partition(":") for one in fields)}
+            if url.path != "/" and not self._is_allowed(named.get("authorization", "")):
                 await _send(writer, 401, Page("text/plain", ["Authorization: Bearer TOKEN is missing or wrong\n"]))
+                return
+            if named.get("content-length", "0") != "0" or "transfer-encoding" in named:
+                await _send(writer, 413, Page("text/plain", ["a request has no body\n"]))
                 return
             try:
                 page = self._methods[words[0]](url.path, dict(parse_qsl(url.query)))
@@ -109,16 +113,13 @@ class HttpServer:
             else:
                 await _send(writer, page.status, page)
 
-    def _is_allowed(self, fields: list[str]) -> bool:
+    def _is_allowed(self, given: str) -> bool:
+        """Whether this value of `Authorization` has the token."""
         if self._token is None:
             return True
-        given = ""
-        for field in fields:
-            name, _, value = field.partition(":")
-            if name.strip().lower() == "authorization":
-                scheme, _, given = value.strip().partition(" ")
-                given = given.strip() if scheme.lower() == "bearer" else ""
-        return compare_digest(given.encode("latin-1"), self._token.encode())
+        scheme, _, token = given.partition(" ")
+        is_bearer = scheme.lower() == "bearer"
+        return compare_digest((token.strip() if is_bearer else "").encode("latin-1"), self._token.encode())
 
 
 async def _send(writer: asyncio.StreamWriter, status: int, page: Page) -> None:

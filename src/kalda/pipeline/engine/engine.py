@@ -213,8 +213,9 @@ class FlowRun:
         """The good and the bad rows of a batch. `columns`: of a table that keeps its own."""
         fitting = None if columns is None else fit(frame, columns, self.contract)
         judged = judge(frame, self.expectations, fitting, self.name, number)
-        for name, count in judged.counts.items():
-            self.report.failing[name] = self.report.failing.get(name, 0) + count
+        failing = self.report.failing
+        # Another dict, since other threads read the report.
+        self.report.failing = {**failing, **{name: failing.get(name, 0) + n for name, n in judged.counts.items()}}
         return judged
 
     def changes(self) -> Changes:
@@ -383,7 +384,7 @@ class ViewRun(FlowRun):
         tables = self._engine.tables
         found = self.found = self._engine.evaluation.call(self.flow)
         versions = {name: tables.version(name) for name in found.inputs}
-        self.report.failing.clear()
+        self.report.failing = {}
         judged = self.judged(found.frame, self.report.batches, None)
         if judged.bad is not None:
             tables.replace(judged.bad, self.quarantine)

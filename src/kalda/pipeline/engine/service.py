@@ -44,6 +44,7 @@ _POINTS: Final = 300
 _EVERY_S: Final = 2.0
 """Between two points of the charts."""
 _POLL_S: Final = 1.0
+_MOST_REFRESHES: Final = 100
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
 _OF_SESSION: Final = "spark.sql."
 _SHARED: Final = ("spark.sql.extensions", "spark.sql.catalog")
@@ -116,9 +117,13 @@ class Served:
             self._changed.notify()
 
     def refresh(self, options: RunOptions) -> None:
-        """Run once, up to the sources' present ends; what followed before follows again then."""
+        """Run once, up to the sources' present ends; what followed before follows again then. A refresh that waits
+        already does that, too. Raises `PipelineError` where very many wait."""
         with self._changed:
-            self._refreshes.append(options)
+            if options not in self._refreshes:
+                if len(self._refreshes) >= _MOST_REFRESHES:
+                    raise PipelineError(f"{self.name} has {_MOST_REFRESHES} refreshes that wait: ask again later")
+                self._refreshes.append(options)
             self.error = None
             if self.state == "following":
                 self._stopped.set()
@@ -251,7 +256,10 @@ class Service:
             unknown = query.keys() - {"names", "full"}
             if unknown:
                 return _json({"error": f"{', '.join(sorted(unknown))}: there are names and full"}, 400)
-            project.refresh(RunOptions(refresh=_names(query.get("names")), full_refresh=_names(query.get("full"))))
+            try:
+                project.refresh(RunOptions(refresh=_names(query.get("names")), full_refresh=_names(query.get("full"))))
+            except PipelineError as error:
+                return _json({"error": str(error)}, 409)
         elif action == "pause":
             project.pause()
         else:
