@@ -23,24 +23,21 @@ an idle machine.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from harness import systems
 from harness.ceiling import register_ceiling
-from harness.figures import HERE, Figure, Figures
+from harness.figures import Figure, Figures
 from harness.nodes import Node
-from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
+from harness.sparks import VALUE_BYTES, connector_jars, cpu_s, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -55,22 +52,6 @@ READ = {"aggregate", "value", "parquet", "windows", "stream"}
 LIVE_S, LIVE_EVERY_S = 8.0, 0.005
 KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
 FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
-PYSPARK = "4.2.0"
-
-
-def connector_jars() -> list[Path]:
-    """The jars of Spark's Kafka source and of its dependencies; empty where they cannot be fetched."""
-    named = os.environ.get("KALDA_SPARK_KAFKA_JARS")
-    if named:
-        return sorted(Path(named).glob("*.jar"))
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"spark-kafka-{PYSPARK}"
-    done = cache / ".done"
-    if not done.exists() and shutil.which("mvn"):
-        pom = HERE / "peer" / "spark" / "pom.xml"
-        copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
-        if subprocess.run(copy, stdout=sys.stderr).returncode == 0:
-            done.touch()
-    return sorted(cache.glob("*.jar")) if done.exists() else []
 
 
 def fill_small(node: Node) -> None:

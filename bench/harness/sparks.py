@@ -1,8 +1,11 @@
-"""A Spark session and a topic of equal values, for the benchmarks that read with Spark."""
+"""A Spark session, Spark's own connector and a topic of equal values, for the benchmarks that read with Spark."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +15,28 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import kalda.spark
+from harness.figures import HERE
 from harness.nodes import Node
 from kalda import Producer
 
 VALUE_BYTES = 100
 _CHUNK = 100_000
+_PYSPARK = "4.2.0"
+
+
+def connector_jars() -> list[Path]:
+    """The jars of Spark's Kafka source and of its dependencies; empty where they cannot be fetched."""
+    named = os.environ.get("KALDA_SPARK_KAFKA_JARS")
+    if named:
+        return sorted(Path(named).glob("*.jar"))
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"spark-kafka-{_PYSPARK}"
+    done = cache / ".done"
+    if not done.exists() and shutil.which("mvn"):
+        pom = HERE / "peer" / "spark" / "pom.xml"
+        copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+        if subprocess.run(copy, stdout=sys.stderr).returncode == 0:
+            done.touch()
+    return sorted(cache.glob("*.jar")) if done.exists() else []
 
 
 def rounded(rows: int) -> int:
