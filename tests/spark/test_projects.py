@@ -29,6 +29,7 @@ from kalda.pipeline.engine import redrive as redrive_module
 from kalda.pipeline.engine.engine import RunOptions, redrive_rows, run_project
 from kalda.pipeline.engine.redrive import Wanted
 from kalda.pipeline.engine.runs import FlowReport, RunReport, TableUpkeep
+from kalda.pipeline.engine.status import statuses
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.formats import registry
 from kalda.pipeline.formats.registry import RegisteredSchema, Subject
@@ -222,6 +223,54 @@ def test_a_failure_ends_no_other_flow(project: Project, world: World) -> None:
     assert reports["bad"].restarts == 2
     assert "is not true" in str(reports["bad"].error)
     assert project.rows("good") == [("0",), ("1",), ("2",)]
+
+
+def test_modes_and_a_contract_that_evolves(project: Project, world: World, spark: Any) -> None:
+    """Sums are updated in place, or replaced as a whole. A table gets new columns, and wider ones where its property
+    lets it; the changes are in its history and in `status`."""
+    world.create("sums")
+    text = """
+        COLUMNS, WIDENS = {columns!r}, {widens!r}
+
+        @dp.temporary_view
+        def parsed():
+            return topic("sums").selectExpr(f"from_json(cast(value as string), '{{COLUMNS}}') as v").select("v.*")
+
+        @dp.table(table_properties={{"kalda.output.mode": "update", "kalda.keys": "word"}})
+        def updated():
+            sums = spark.readStream.table("parsed").groupBy("word").agg({{"n": "sum"}})
+            return sums.withColumnRenamed("sum(n)", "total")
+
+        @dp.table(table_properties={{"kalda.output.mode": "complete"}})
+        def complete():
+            return spark.readStream.table("parsed").groupBy("word").count()
+
+        @dp.table(table_properties={{"delta.enableTypeWidening": WIDENS}})
+        def evolving():
+            return spark.readStream.table("parsed")
+        """
+    project.define(text.format(columns="word string, n int", widens="false"))
+    produce(world, "sums", [{"word": "a", "n": 1}, {"word": "a", "n": 2}, {"word": "b", "n": 3}])
+    project.good_run()
+    assert project.rows("updated") == [("a", 3), ("b", 3)]
+    assert project.rows("complete") == [("a", 2), ("b", 1)]
+    assert project.rows("evolving") == [("a", 1), ("a", 2), ("b", 3)]
+    project.define(text.format(columns="word string, n bigint, of string", widens="false"))
+    produce(world, "sums", [{"word": "b", "n": 1 << 40, "of": "x"}])
+    with pytest.raises(PipelineError, match=r"n bigint is wider, .* set delta.enableTypeWidening to true"):
+        project.run(refresh=("evolving",))
+    project.define(text.format(columns="word string, n bigint, of string", widens="true"))
+    project.good_run()
+    assert project.rows("updated") == [("a", 3), ("b", 3 + (1 << 40))]
+    assert project.rows("complete") == [("a", 2), ("b", 2)]
+    path = str(project.directory / "spark-warehouse" / "evolving")
+    rows = sorted(map(tuple, spark.read.format("delta").load(path).collect()))
+    assert rows == [("a", 1, None), ("a", 2, None), ("b", 3, None), ("b", 1 << 40, "x")]
+    change = "of string is new, n bigint is wider"
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").select("userMetadata").collect()
+    assert f"schema: {change}" in [row.userMetadata for row in history]
+    (status,) = (each for each in statuses(project.directory, {}, asks=False) if each.name == "evolving")
+    assert change in status.notes
 
 
 def test_changes_that_come_late(project: Project, spark: Any) -> None:

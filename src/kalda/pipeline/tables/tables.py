@@ -41,6 +41,8 @@ _FILE_RETENTION: Final = "delta.deletedFileRetentionDuration"
 _LOG_RETENTION: Final = "delta.logRetentionDuration"
 """Delta's own 30 days are 2.6 million files of a table with a commit a second, and each commit lists them. A reader
 that is 7 days behind finds removed files anyway."""
+_WIDENING: Final = "delta.enableTypeWidening"
+"""Only where a definition sets it: it keeps readers away that do not have this feature, such as delta-rs."""
 _CONTENTION: Final = (
     "ConcurrentModificationException",
     "DELTA_CONCURRENT_",
@@ -174,8 +176,8 @@ class Tables:
         that its contract lets in. Raises `PipelineError`."""
         if self.exists(name):
             self._register(name, output, None)
-            self._change(name, output, columns, contract)
             self._set_properties(name, output)
+            self._change(name, output, columns, contract)
         else:
             self._register(name, output, columns)
 
@@ -221,22 +223,24 @@ class Tables:
     def check_change(self, name: str, output: Output, columns: StructType) -> Difference:
         """Raises `PipelineError` where the table's rows have no place for one of these columns."""
         found = difference(self.schema(name), columns)
-        if found.other:
+        may_widen = isinstance(output, Table) and _is_true(output.table_properties.get(_WIDENING))
+        if found.other or (found.wider and not may_widen):
+            widen = "" if found.other else f"set {_WIDENING} to true (readers then need Delta's typeWidening), "
             raise PipelineError(
-                f"{place_of(output)}: table {name}: {found.text}, and the table has rows. Cast the column, set "
+                f"{place_of(output)}: table {name}: {found.text}, and the table has rows. Cast the column, {widen}set "
                 f"kalda.schema.contract to rescue or freeze, or --full-refresh {name}"
             )
         return found
 
     def _change(self, name: str, output: Table, columns: StructType, contract: str) -> None:
-        if isinstance(output, MaterializedView):
-            found = difference(self.schema(name), columns)
+        if isinstance(output, MaterializedView):  # replaced as a whole, with types of whatever kind
+            found = Difference(difference(self.schema(name), columns).new, (), ())
         elif contract == "evolve":
             found = self.check_change(name, output, columns)
         else:
             kept = [field for field in columns.fields if field.name == RESCUED]
             found = difference(self.schema(name), StructType(kept))
-        if found.new or (found.wider and not isinstance(output, MaterializedView)):
+        if found.new or found.wider:
             self._widen(name, found)
 
     def _set_properties(self, name: str, output: Table) -> None:
@@ -249,14 +253,15 @@ class Tables:
         known = {rows.get(index).getString(0): rows.get(index).getString(1) for index in range(rows.size())}
         changed = {key: value for key, value in wanted.items() if known.get(key) != value}
         if changed:
-            retrying(lambda: self._alter(f"{_sql_name(name)} SET TBLPROPERTIES {_pairs(changed)}"))
+            self._alter(f"{_sql_name(name)} SET TBLPROPERTIES {_pairs(changed)}")
 
     def _alter(self, rest: str) -> None:
-        self._spark.sql(f"ALTER TABLE {rest}")
+        def write() -> None:
+            self._spark.sql(f"ALTER TABLE {rest}")
+
+        retrying(write)
 
     def _widen(self, name: str, found: Difference) -> None:
-        if found.wider:
-            self._alter(f"{_sql_name(name)} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
         rows = self._spark.createDataFrame([], StructType([*found.new, *found.wider]))
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         retrying(lambda: writer.option("userMetadata", f"schema: {found.text}").save(str(self.path(name))))
@@ -353,6 +358,10 @@ def _sql_name(name: str) -> str:
 
 def _pairs(properties: Mapping[str, Any]) -> str:
     return f"({', '.join(f'{_text(key)} = {_text(str(value))}' for key, value in properties.items())})"
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
 
 
 def _text(value: str) -> str:
