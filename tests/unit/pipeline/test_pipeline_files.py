@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,7 +235,29 @@ def test_a_report_is_counted_once() -> None:
     report = {"batchId": 0, "batchDuration": 500, "sources": [source]}
     for _ in range(3):
         progress.add(report)
-    assert (progress.rows, progress.batches, progress.lag, progress.rows_per_second) == (7, 1, 2, 14.0)
+    assert (progress.rows, progress.batches, progress.lag) == (7, 1, 2)
+
+
+def test_reports_that_are_known_are_not_asked_for_again() -> None:
+    asked: list[int] = []
+
+    class Report:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def json(self) -> str:
+            asked.append(self.number)
+            return json.dumps({"batchId": self.number, "sources": [{"numInputRows": 2}]})
+
+    reports = [Report(number) for number in range(3)]
+    query: Any = SimpleNamespace(_jsq=SimpleNamespace(recentProgress=lambda: reports))
+    progress = QueryProgress()
+    assert (progress.follow(query), progress.rows, progress.batches) == (True, 6, 3)
+    asked.clear()
+    assert not progress.follow(query)
+    reports.append(Report(3))
+    assert (progress.follow(query), progress.rows, progress.last["batchId"]) == (True, 8, 3)
+    assert asked == [2, 3, 2]
 
 
 @pytest.mark.parametrize("offsets", [{}, {"a": 5}, {"a": {"x": 5}}, {"a": {"0": -3}}, {"a": {"0": 2**63}}, [1]])

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.consumer import CONSUMER
@@ -42,7 +42,7 @@ from kalda.clientcore.connections.cluster_values import Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.pipeline.connectors.translation import Boundary, translated, with_boundary
 from kalda.pipeline.engine.checkpoints import Checkpoint
-from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, as_dict, stop_signals
+from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.runs import Backoff, FlowReport, FlowState, is_final
 from kalda.pipeline.files import locked, read_state, replace_text
 from kalda.pipeline.session import PipelineError, first_line
@@ -144,7 +144,6 @@ class Mirror:
         self._translations: dict[tuple[TopicPartition, int], int | None] = {}
         """Of the last synchronization: of offsets that are copied."""
         self._synced_s = 0.0
-        self._last: Mapping[str, Any] = {}
         self._error: Exception | None = None
         """What the writing of a batch has raised; Spark has only its text."""
         self._stack = ExitStack()
@@ -276,12 +275,8 @@ class Mirror:
         show(report)
 
     def _count(self, query: StreamingQuery, progress: QueryProgress, report: FlowReport) -> None:
-        last = query.lastProgress
-        if last is None or (found := as_dict(last)) == self._last:
+        if not progress.follow(query):
             return
-        self._last = found
-        for each in query.recentProgress:
-            progress.add(as_dict(each))
         if progress.batches > report.batches:
             report.error = None
         report.rows, report.batches, report.lag = progress.rows, progress.batches, progress.lag

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.pipelines.flow import AutoCdcFlow, Flow
 from pyspark.pipelines.output import MaterializedView, Output, Sink, Table
@@ -32,7 +32,7 @@ from kalda.pipeline.connectors.increments import DELAY, Increments
 from kalda.pipeline.connectors.sinks import ProjectSink
 from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, sources_of, table_of
 from kalda.pipeline.engine.metrics import reporting
-from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, as_dict, stop_signals
+from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
 from kalda.pipeline.engine.runs import LOCK, Backoff, FlowReport, FlowState, LagClock, RunReport, interval_s, is_final
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
@@ -242,7 +242,6 @@ class StreamRun(FlowRun):
         self._error: BaseException | None = None
         """What the writing of a batch has raised; Spark has only its text."""
         self._columns: StructType | None = None
-        self._last: Mapping[str, Any] = {}
         self._progress = QueryProgress()
         self._counted = QueryProgress()
         self._clock = LagClock()
@@ -322,11 +321,7 @@ class StreamRun(FlowRun):
         query = self._query
         assert query is not None
         is_active = query.isActive
-        last = query.lastProgress
-        if last is not None and (found := as_dict(last)) != self._last:
-            self._last = found
-            for report in query.recentProgress:
-                self._progress.add(as_dict(report))
+        self._progress.follow(query)
         self._count()
         if is_active:
             return
@@ -344,10 +339,10 @@ class StreamRun(FlowRun):
             report.rows += now.rows - before.rows
             report.batches += now.batches - before.batches
             report.last_batch_ms = int(time.time() * 1000)
-            report.seconds = float(self._last.get("batchDuration") or 0) / 1000
+            report.seconds = float(now.last.get("batchDuration") or 0) / 1000
             report.error = None
         report.lag, report.lag_seconds = now.lag, self._clock.seconds(now.planned_s, now.read, now.available)
-        report.take(self._last)
+        report.take(now.last)
         self._counted = QueryProgress(rows=now.rows, batches=now.batches)
 
     def stop(self) -> None:

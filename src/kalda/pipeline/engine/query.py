@@ -5,21 +5,21 @@ Ctrl-C and SIGTERM stop the query between two batches; the checkpoint has where 
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kalda.base.ids import TopicPartition
 
 if TYPE_CHECKING:
-    pass
+    from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_S: Final = 0.2
-_RATE_BATCHES: Final = 5
 
 
 @dataclass(slots=True)
@@ -28,20 +28,16 @@ class QueryProgress:
 
     rows: int = 0
     batches: int = 0
-    seconds: float = 0.0
-    rows_per_second: float = 0.0
-    """Over the last batches."""
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     """The offsets after the last batch."""
     latest: dict[TopicPartition, int] = field(default_factory=dict)
     """The ends of the logs when the last batch was planned; empty where the source does not report them."""
     planned_s: float = 0.0
     """When the last batch was planned, in seconds since 1970; 0 where there was none."""
-    stopped_by: int | None = None
-    """The signal that ended the query; None where it has ended by itself."""
     _last: int = -1
     """The number of the last batch that was counted."""
-    _recent: list[tuple[int, float]] = field(default_factory=list)
+    last: Mapping[str, Any] = field(default_factory=dict)
+    """The last report."""
 
     @property
     def lag(self) -> int:
@@ -58,6 +54,21 @@ class QueryProgress:
         """How much of it the query has read."""
         return sum(min(end, self.ends.get(partition, 0)) for partition, end in self.latest.items())
 
+    def follow(self, query: StreamingQuery) -> bool:
+        """Count the reports that are new. Returns whether there were any. Spark keeps the last 100, and makes JSON of
+        each that is asked for: so the latest first, up to the one that is known."""
+        reports = cast(Any, query)._jsq.recentProgress()
+        new: list[Mapping[str, Any]] = []
+        for at in reversed(range(len(reports))):
+            report = json.loads(reports[at].json())
+            if report == self.last:
+                break
+            new.append(report)
+        for report in reversed(new):
+            self.add(report)
+        self.last = new[0] if new else self.last
+        return bool(new)
+
     def add(self, report: Mapping[str, Any]) -> None:
         """Count a report of Spark's; a report of a batch that was counted changes nothing."""
         number = int(report.get("batchId", -1))
@@ -70,10 +81,6 @@ class QueryProgress:
         self._last = number
         self.rows += rows
         self.batches += 1
-        self._recent.append((rows, float(report.get("batchDuration") or 0) / 1000))
-        self._recent = self._recent[-_RATE_BATCHES:]
-        took = sum(seconds for _, seconds in self._recent)
-        self.rows_per_second = sum(count for count, _ in self._recent) / took if took else 0.0
         self._take_offsets(report)
 
     def _take_offsets(self, report: Mapping[str, Any]) -> None:
@@ -91,13 +98,6 @@ def moment_ms(text: object) -> int:
         return max(0, int(datetime.fromisoformat(str(text)).timestamp() * 1000))
     except ValueError:
         return 0
-
-
-def as_dict(report: Any) -> Mapping[str, Any]:
-    import json
-
-    found: Mapping[str, Any] = report if isinstance(report, dict) else json.loads(report.json)
-    return found
 
 
 class StopEvent(threading.Event):

@@ -162,9 +162,7 @@ def with_values(records: DataFrame, value_format: ValueFormat, column: str = "va
 
     from kalda.pipeline.formats.faults import fault_column
 
-    raw, why, rest = (
-        name if column == "value" else f"{column}_{name.strip('_')}" for name in ("raw", "reason", RESCUED)
-    )
+    raw, why, rest = names_beside(column)
     names = [name for name in records.columns if name not in (raw, why, rest)]
     decoded = _decoded(value_format, column)
     if decoded.before:
