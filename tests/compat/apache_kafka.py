@@ -42,19 +42,19 @@ _CLASSES = {
 }
 
 
-def kafka_jars() -> Path | str:
-    """The folder of the jars, or why there is none. `KALDA_KAFKA_JARS` names a folder that has them,
-    of this release or a later one."""
+def kafka_jars(release: str = KAFKA) -> Path | str:
+    """The folder of a release's jars, or why there is none. `KALDA_KAFKA_JARS` names a folder that has those of the
+    first one, or of a later release."""
     named = os.environ.get("KALDA_KAFKA_JARS")
-    if named:
+    if named and release == KAFKA:
         return Path(named)
     if shutil.which("java") is None:
         return "needs Java 17: apt-get install openjdk-17-jre-headless"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"apache-kafka-{KAFKA}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"apache-kafka-{release}"
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that run the tests fetches them, and the others wait
-        return _fetched(cache) or cache
+        return _fetched(cache, release) or cache
 
 
 def release_of(jars: Path) -> str:
@@ -63,7 +63,7 @@ def release_of(jars: Path) -> str:
     return ".".join(name.removeprefix("kafka-clients-").split(".")[:2])
 
 
-def _fetched(cache: Path) -> str | None:
+def _fetched(cache: Path, release: str) -> str | None:
     """Why the folder does not have the jars; None where it has."""
     done = cache / ".done"
     if done.exists():
@@ -71,7 +71,8 @@ def _fetched(cache: Path) -> str | None:
     if shutil.which("mvn") is None:
         return "needs Apache Kafka's jars: install Maven, or set KALDA_KAFKA_JARS to their folder"
     pom = str(PEER / "pom.xml")
-    copy = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+    copy = ["mvn", "-q", "-B", "-f", pom, f"-Dkafka.version={release}", "dependency:copy-dependencies"]
+    copy.append(f"-DoutputDirectory={cache}")
     if subprocess.run(copy, stdout=sys.stderr, check=False).returncode != 0:
         return "needs Apache Kafka's jars: Maven reaches no registry that has them"
     done.touch()

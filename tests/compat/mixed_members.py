@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -126,8 +126,9 @@ def of_each_client(jars: Path, kind: str, addresses: str, group: str, topic: str
 class RunningMembers:
     """Members that run until the end of the block."""
 
-    def __init__(self, members: list[Member]) -> None:
-        self.members = members
+    def __init__(self, members: list[Member], described: Callable[[], object] = str) -> None:
+        """`described()` is what to say where members get nothing any more: the group, as its coordinator has it."""
+        self.members, self._described = members, described
         self.killed: list[Member] = []
 
     def __enter__(self) -> RunningMembers:
@@ -159,6 +160,21 @@ class RunningMembers:
         self.members.append(successor)
         successor.start()
 
+    def wait_all(self, group: str, written: Mapping[int, list[int]]) -> None:
+        """Wait until the group's members got everything, which is given by partition."""
+        left: dict[int, list[int]] = {}
+
+        def has_all() -> bool:
+            seen = self.seen(group)
+            left.update({index: [value for value in values if value not in seen] for index, values in written.items()})
+            return not any(left.values())
+
+        try:
+            wait_until(has_all, f"{group} got all records", 120)
+        except AssertionError as error:
+            some = {index: (len(values), values[:10]) for index, values in left.items()}
+            raise AssertionError(f"{error}; by partition, how many are missing: {some}; {self._described()}") from None
+
     def wait_progress(self, what: str, records: int = 20) -> None:
         """Wait until each member got more."""
         goals = {member: member.count + records for member in self.members}
@@ -169,4 +185,4 @@ class RunningMembers:
         try:
             wait_until(lambda: not behind(), f"members go on after {what}", 180)
         except AssertionError as error:
-            raise AssertionError(f"{error}; no progress: {behind()}") from None
+            raise AssertionError(f"{error}; no progress: {behind()}; {self._described()}") from None

@@ -60,6 +60,10 @@ USUAL = (
     r"|TOPIC_ALREADY_EXISTS|Received UNKNOWN_TOPIC_OR_PARTITION|Received UNKNOWN_TOPIC_ID"
     # librdkafka aborts a transaction whose AddPartitionsToTxn was lost with the coordinator that was killed.
     r"|state is COMPLETE_(COMMIT|ABORT), but received transaction marker result to send: ABORT"
+    # A member ends its share session with a broker that does not lead one of its partitions any more.
+    r"|No share partition found for groupId .* while releasing acquired topic partitions"
+    # Records were deleted while a follower was down, as Kafka Streams deletes those of its repartition topics.
+    r"|because the local replica's end offset is smaller than the current leader's start offsets"
     # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
     r"|unable to start processing because of TimeoutException|no byte came from the controller"
@@ -210,14 +214,15 @@ class MixedNode(LoneNode):
 
 
 class MixedCluster:
-    """A cluster of both kinds of nodes; `kinds` has the kind and roles of each. Voters are static, or
-    `dynamic` (KIP-853)."""
+    """A cluster of both kinds of nodes; `kinds` has the kind and roles of each, `others` the jars of those that run
+    another release than `jars`. Voters are static, or `dynamic` (KIP-853)."""
 
     def __init__(
         self,
         home: Path,
         jars: Path,
         kinds: Mapping[int, tuple[str, str]],
+        others: Mapping[int, Path] | None = None,
         *,
         dynamic: bool = False,
         **settings: object,
@@ -230,7 +235,7 @@ class MixedCluster:
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
         self.nodes = {
-            node_id: MixedNode(home / f"node{node_id}", node_id, kind, roles, jars, wanted)
+            node_id: MixedNode(home / f"node{node_id}", node_id, kind, roles, (others or {}).get(node_id, jars), wanted)
             for node_id, (kind, roles) in kinds.items()
         }
         self.brokers = [node for node in self.nodes.values() if node.is_broker]
