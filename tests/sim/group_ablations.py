@@ -1,5 +1,5 @@
-"""Safeguards of consumer groups (KIP-848) and share groups (KIP-932), switched off one by one: without each of them a
-seed must violate a promise.
+"""Safeguards of consumer groups (KIP-848), share groups (KIP-932) and streams groups (KIP-1071), switched off one by
+one: without each of them a seed must violate a promise.
 
 As in `ablations`, a switch patches named attributes and restores them; the product has no code for it.
 """
@@ -104,7 +104,56 @@ def _begin_without_the_state(switch: Switch) -> None:
     switch.set(SharePartition, "_begin", begin)
 
 
+def _write_for_any_leader(switch: Switch) -> None:
+    """A leader that was replaced without its knowledge goes on writing."""
+    from kalda.coordinator.share.shard import ShareShard
+
+    switch.set(ShareShard, "_check_leader_epoch", lambda *_: None)
+
+
+def _forget_letters_of_former_leaders(switch: Switch) -> None:
+    """Records whose dead letters a former leader has not written stay without."""
+    from kalda.replication.share.share_partition import SharePartition
+
+    checked = SharePartition._begin
+
+    def begin(self: SharePartition, *arguments: Any) -> None:
+        checked(self, *arguments)
+        for run in self.in_flight.runs:
+            run.cause = None
+
+    switch.set(SharePartition, "_begin", begin)
+
+
+def _run_what_others_run(switch: Switch) -> None:
+    """A task is given to a member before the one that runs it has given it back."""
+    from kalda.coordinator.groups.streams.reconciliation import _Step
+
+    switch.set(_Step, "_free_to_run", lambda self, tasks: tasks)
+
+
+def _copy_beside_the_task(switch: Switch) -> None:
+    """A process gets a standby copy of a task of which it has another copy."""
+    from kalda.coordinator.groups.streams.reconciliation import _Step
+
+    switch.set(_Step, "_waits_for_standby", lambda self, task: False)
+
+
+def _take_back_unsaid(switch: Switch) -> None:
+    """A task counts as given back before its member has said so."""
+    from kalda.coordinator.groups.streams.reconciliation import _Step
+
+    switch.set(_Step, "still_has", lambda self, tasks: False)
+
+
+def _keep_silent_members(switch: Switch) -> None:
+    from kalda.coordinator.groups.kind_groups import KindGroups
+
+    switch.set(KindGroups, "_expire", lambda *_: None)
+
+
 _CONSUMERS, _MIXED, _SHARES = ("consumer-groups",), ("migrating-groups",), ("share-groups",)
+_STREAMS = ("streams-groups",)
 GROUP_ABLATIONS = {
     each.name: each
     for each in (
@@ -119,6 +168,19 @@ GROUP_ABLATIONS = {
         Ablation("letters are tried again", _archive_after_one_attempt, 1, (), 4.0, loads=_SHARES),
         Ablation("records have one owner", _deliver_what_others_have, 1, (), 4.0, loads=_SHARES),
         Ablation("the next leader reads the state", _begin_without_the_state, 1, ("kill",), 8.0, loads=_SHARES),
+        Ablation("former leaders are fenced", _write_for_any_leader, 3, ("pause", "cut"), 15.0, loads=_SHARES),
+        Ablation(
+            "the next leader writes the letters",
+            _forget_letters_of_former_leaders,
+            1,
+            ("kill", "slow-disk"),
+            15.0,
+            loads=_SHARES,
+        ),
+        Ablation("tasks run once", _run_what_others_run, 1, (), 8.0, loads=_STREAMS),
+        Ablation("copies are apart", _copy_beside_the_task, 1, (), 8.0, loads=_STREAMS),
+        Ablation("given back when it is said", _take_back_unsaid, 1, (), 8.0, loads=_STREAMS),
+        Ablation("sessions end", _keep_silent_members, 1, (), 8.0, loads=_STREAMS),
     )
 }
 """By the name of the safeguard."""

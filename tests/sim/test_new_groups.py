@@ -1,4 +1,5 @@
-"""Seeds of consumer groups (KIP-848), of groups that change their kind, and of share groups (KIP-932).
+"""Seeds of consumer groups (KIP-848), of groups that change their kind, of share groups (KIP-932)
+and of streams groups (KIP-1071).
 
 `KALDA_SIM_SEEDS=from:to` runs other seeds, of one node and of three; `KALDA_SIM_ABLATIONS=all` switches off all
 safeguards, one by one. `kalda sim replay SEED --loads share-groups` prints the trace of one.

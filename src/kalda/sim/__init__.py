@@ -22,8 +22,9 @@ Nodes, clients and what they record:
 - `workload`: producers, administrators, and consumers from leaders and followers
 - `group_loops`: consume-transform-produce by members of a group
 - `groups`: members of consumer groups, and the guarantees of groups
-- `ownership`: who owns which partitions of a consumer group
+- `ownership`: who owns which partitions of a consumer group, or tasks of a streams group
 - `share_members`: members of share groups, and what these promise
+- `streams_members`: the same of streams groups
 - `admin`: operators of topics, records, replicas, their log directories, and the quorum
 
 Faults, checks, verdicts:

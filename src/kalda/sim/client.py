@@ -75,6 +75,10 @@ class SimClient:
 
     async def ask_coordinator(self, group: str, request: Request, version: int) -> Any:
         """One attempt, at the group's coordinator, which is looked up if it is not cached. Raises `ApiError`."""
+        return await self.ask(await self.find_coordinator(group), request, version)
+
+    async def find_coordinator(self, group: str) -> tuple[str, int]:
+        """The address of the group's coordinator, from the cache or a lookup. Raises `ApiError`."""
         address = self._coordinators.get(group)
         if address is None:
             found = await self.ask_any(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]), 4)
@@ -82,7 +86,7 @@ class SimClient:
             if coordinator.error_code:
                 raise ApiError(ErrorCode(coordinator.error_code))
             address = self._coordinators[group] = (coordinator.host, coordinator.port)
-        return await self.ask(address, request, version)
+        return address
 
     async def find_leader(self, partition: TopicPartition) -> tuple[str, int]:
         """The leader's address, from the cached metadata or new one. Raises `ApiError`."""

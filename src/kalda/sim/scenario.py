@@ -44,6 +44,7 @@ from kalda.sim.share_members import (
     SimShareMember,
     letters_of,
 )
+from kalda.sim.streams_members import STANDBYS, SimStreamsGroup, SimStreamsMember
 from kalda.sim.workload import Administrator, Records, WorkloadConsumer, WorkloadProducer, records_of
 from kalda.sim.world import World
 
@@ -243,18 +244,26 @@ operator that moves replicas between log directories; readers that send their ra
 a topic that is deleted and created again; a cleaner with short intervals, for the offsets that groups commit."""
 
 
-GROUP_LOADS = ("consumer-groups", "migrating-groups", "share-groups")
-"""Groups of the newer kinds: of KIP-848; with members of both protocols, so that they change their kind; of KIP-932."""
+GROUP_LOADS = ("consumer-groups", "migrating-groups", "share-groups", "streams-groups")
+"""Groups of the newer kinds: of KIP-848; with members of both protocols, so that they change their kind; of KIP-932; of
+KIP-1071."""
 _GROUP_TIMES = {
     f"group.{kind}.{end}{key}": str(value)
-    for kind in ("consumer", "share")
+    for kind in ("consumer", "share", "streams")
     for key, value in (("session.timeout.ms", SESSION_MS), ("heartbeat.interval.ms", HEARTBEAT_MS))
     for end in ("", "min.")
-} | {"group.consumer.assignment.interval.ms": "100", "group.share.assignment.interval.ms": "100"}
+} | {
+    "group.consumer.assignment.interval.ms": "100",
+    "group.share.assignment.interval.ms": "100",
+    "group.streams.assignment.interval.ms": "100",
+    "group.streams.initial.rebalance.delay.ms": "300",
+    "group.streams.num.standby.replicas": str(STANDBYS),
+}
 
 
 def _share_configs(nodes: int) -> dict[str, str]:
-    """Short locks, few deliveries, and dead letters in a topic that is made with the first of them."""
+    """Short locks, few deliveries, dead letters in a topic that is made with the first of them, and short sessions of
+    brokers, so that a leader has a successor while it still lives."""
     return {
         "group.share.min.record.lock.duration.ms": "1000",
         "group.share.record.lock.duration.ms": str(LOCK_MS),
@@ -264,7 +273,7 @@ def _share_configs(nodes: int) -> dict[str, str]:
         "share.coordinator.state.topic.min.isr": "2" if nodes > 2 else "1",
         "share.coordinator.snapshot.update.records.per.snapshot": "5",
         "errors.deadletterqueue.auto.create.topics.enable": "true",
-    }
+    } | ({"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "200"} if nodes > 1 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +372,9 @@ class _Run:
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
         if set(plan.loads) & set(GROUP_LOADS):
-            overrides |= _GROUP_TIMES | _share_configs(plan.nodes)
+            overrides |= _GROUP_TIMES
+        if "share-groups" in plan.loads:
+            overrides |= _share_configs(plan.nodes)
         self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=choices.racks)
         self.history = RunHistory(world)
         self.history.retires = choices.retires
@@ -377,6 +388,8 @@ class _Run:
         self.members: list[SimMember] = []
         self.share_groups: list[SimShareGroup] = []
         self.share_members: list[SimShareMember] = []
+        self.streams_groups: list[SimStreamsGroup] = []
+        self.streams_members: list[SimStreamsMember] = []
         self.operators: list[Operator | Administrator] = []
         self._racks = world.rng("readers' racks")
         self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
@@ -439,6 +452,12 @@ class _Run:
                     self.share_members += [SimShareMember(client, shares) for client in members]
                     self.history.judged_elsewhere.add(LETTERS)
                     continue
+                if load == "streams-groups":
+                    streams = SimStreamsGroup(name, self.partitions, self.world.violated)
+                    self.streams_groups.append(streams)
+                    self.streams_members += [SimStreamsMember(each, streams, n) for n, each in enumerate(members)]
+                    self.history.judged_elsewhere.add(streams.changelog)
+                    continue
                 is_mixed = load == "migrating-groups"
                 protocols = ("classic", "consumer") if is_mixed else ("consumer",)
                 group = SimGroup(name, self.partitions, rng, protocols)
@@ -494,6 +513,7 @@ class _Run:
         reading = asyncio.gather(*(member.task for member in self.members))
         await cluster.wait(reading.done, "all groups have read and committed all records", _HEALED_S)
         await self._finish_share_groups()
+        await self._finish_streams_groups()
         others = () if self.plan.loads else (operator.finish() for operator in self.operators)
         await asyncio.gather(*others, *(consumer.finish() for consumer in self.consumers))
         await self._settle()
@@ -525,6 +545,20 @@ class _Run:
             group.done = True
         ending = asyncio.gather(*(member.task for member in self.share_members))
         await self.cluster.wait(ending.done, "all members of share groups have ended", _HEALED_S)
+
+    async def _finish_streams_groups(self) -> None:
+        """Every task runs."""
+        for group in self.streams_groups:
+            group.is_ending = True
+
+        def missing() -> str:
+            return "; ".join(f"{group.name}: {what}" for group in self.streams_groups if (what := group.missing()))
+
+        await self.cluster.wait(lambda: not missing(), lambda: f"all tasks run, but {missing()}", _HEALED_S)
+        for group in self.streams_groups:
+            group.done = True
+        ending = asyncio.gather(*(member.task for member in self.streams_members))
+        await self.cluster.wait(ending.done, "all members of streams groups have ended", _HEALED_S)
 
     def _judge_topics(self) -> None:
         image = self.cluster.image()

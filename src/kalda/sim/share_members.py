@@ -10,6 +10,7 @@ What a group promises:
   partition then: no fetch that is sent after that answer brings it;
 - where a partition is led, nobody gets a record that another member still has, and none is delivered more often than
   `share.delivery.count.limit` allows (`Deliveries`);
+- once a leader has read the state, nothing counts that a former leader writes from then on (`Deliveries`);
 - no record is lost: in the end each was accepted by a member, or has a dead letter (KIP-1191).
 
 An acknowledgement without an answer may have been carried out or not; a record that is accepted this way counts as
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from functools import partialmethod
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +30,8 @@ from weakref import WeakKeyDictionary
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, random_uuid, uuid_to_text
-from kalda.base.share_states import AcknowledgeType
+from kalda.base.pending import Pending
+from kalda.base.share_states import AcknowledgeType, SharePartitionKey
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
@@ -72,31 +75,53 @@ Offsets = dict[TopicPartition, set[int]]
 
 
 class Deliveries:
-    """Watches what each share partition of the nodes hands out, in this context."""
+    """Watches what each share partition of the nodes hands out and writes, in this context."""
 
     def __init__(self, violated: Callable[[str], None]) -> None:
         self._violated = violated
         self._counts: WeakKeyDictionary[SharePartition, dict[int, int]] = WeakKeyDictionary()
         """The latest delivery count by offset, of each share partition since it was read."""
-        self._acquire: Any = None
+        self._leader_epochs: dict[SharePartitionKey, int] = {}
+        """Of the latest leader that has read the state."""
+        self._watched: list[tuple[str, Any]] = []
         self.count = 0
 
     def __enter__(self) -> Deliveries:
-        acquire = self._acquire = SharePartition.acquire
         deliveries = self
 
-        def watched(self: SharePartition, member: str, *arguments: Any, **options: Any) -> list[Acquired]:
-            found = acquire(self, member, *arguments, **options)
-            deliveries.on_acquired(self, found)
+        def acquire(watched: Any, share: SharePartition, *arguments: Any, **options: Any) -> list[Acquired]:
+            found: list[Acquired] = watched(share, *arguments, **options)
+            deliveries.on_acquired(share, found)
             return found
 
-        setattr(SharePartition, "acquire", watched)  # noqa: B010 (mypy refuses the assignment to a method)
+        def begin(watched: Any, share: SharePartition, *arguments: Any) -> None:
+            watched(share, *arguments)
+            latest = deliveries._leader_epochs
+            latest[share.key] = max(share.leader_epoch, latest.get(share.key, share.leader_epoch))
+
+        def write(watched: Any, share: SharePartition, *arguments: Any) -> Pending[None]:
+            is_former = deliveries._leader_epochs.get(share.key, share.leader_epoch) > share.leader_epoch
+            written: Pending[None] = watched(share, *arguments)
+            if is_former:
+                written.then(lambda _, error: deliveries.on_written_by_former(share, error))
+            return written
+
+        for watch in (acquire, begin, write):
+            name = watch.__name__ if watch is acquire else f"_{watch.__name__}"
+            self._watched.append((name, getattr(SharePartition, name)))
+            setattr(SharePartition, name, partialmethod(_called, watch, getattr(SharePartition, name)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        setattr(SharePartition, "acquire", self._acquire)  # noqa: B010
+        for name, watched in self._watched:
+            setattr(SharePartition, name, watched)
+
+    def on_written_by_former(self, share: SharePartition, error: ApiError | None) -> None:
+        """A write has ended that was begun after a later leader had read the state."""
+        if error is None:
+            self._violated(f"{share.name}: the leader of epoch {share.leader_epoch} writes after a later one has read")
 
     def on_acquired(self, share: SharePartition, found: list[Acquired]) -> None:
         """A delivery of a record counts up; one of a record that somebody has would not."""
@@ -109,6 +134,10 @@ class Deliveries:
                 if counts.get(offset, 0) >= count:
                     self._violated(f"{share.name}: record {offset} is delivered for the {count}th time again")
                 counts[offset] = count
+
+
+def _called(share: SharePartition, watch: Any, watched: Any, *arguments: Any, **options: Any) -> Any:
+    return watch(watched, share, *arguments, **options)
 
 
 class SimShareGroup:
