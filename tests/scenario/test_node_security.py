@@ -681,10 +681,11 @@ def test_signed_tokens(tmp_path: Path) -> None:
         "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
         "kalda.sasl.oauthbearer.allowed.urls": keys.as_uri(),
         "sasl.oauthbearer.expected.audience": "kalda",
+        "sasl.oauthbearer.expected.issuer": "tests",
         "connection.failed.authentication.delay.ms": 0,
     }
     with Cluster(security="SASL_SSL", config=config) as cluster:
-        good = {"sub": "dave", "aud": "kalda", "exp": int(time.time()) + 60}
+        good = {"sub": "dave", "aud": "kalda", "iss": "tests", "exp": int(time.time()) + 60}
 
         def log_in(claims: dict[str, Any], signed_by: Any = key, **how: Any) -> BlockingConnection:
             file = tmp_path / "token"
@@ -703,6 +704,7 @@ def test_signed_tokens(tmp_path: Path) -> None:
         for claims, how in (
             ({**good, "exp": 1}, {}),
             ({**good, "aud": "others"}, {}),
+            ({**good, "iss": "others"}, {}),
             (good, {"signed_by": other}),
             (good, {"kid": "unknown"}),
             (good, {"signed_by": "a shared secret of 32 bytes, yes!", "algorithm": "HS256"}),

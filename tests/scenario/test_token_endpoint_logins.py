@@ -81,6 +81,7 @@ def cluster(endpoint: TokenEndpoint, tmp_path_factory: pytest.TempPathFactory) -
         "sasl.mechanism.controller.protocol": "OAUTHBEARER",
         "sasl.oauthbearer.jwks.endpoint.url": published.as_uri(),
         "sasl.oauthbearer.expected.audience": "kalda",
+        "sasl.oauthbearer.allow.unverified.issuer": "true",
         "kalda.sasl.oauthbearer.allowed.urls": f"{endpoint.url},{published.as_uri()}",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "connection.failed.authentication.delay.ms": 0,

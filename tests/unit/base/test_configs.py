@@ -334,10 +334,10 @@ UNBOUNDED = {
 
 
 def test_tables_agree_with_each_other() -> None:
-    assert len(BROKER) == 375 + len(KALDA_KEYS)
+    assert len(BROKER) == 379 + len(KALDA_KEYS)
     assert all(key.name.startswith("kalda.") for key in KALDA_KEYS)
     assert PER_BROKER_ONLY <= DYNAMIC
-    assert len(DYNAMIC) == 108
+    assert len(DYNAMIC) == 110
     defaults = ServerConfig(COMBINED).topic_defaults()
     for key in topic.TOPIC:
         assert defaults[key.name] == key.default, key.name

@@ -216,7 +216,12 @@ def test_keys_of_signatures_are_read_anew_while_those_that_are_known_are_used(en
         made: str = jwt.encode(claims, keys[name], "ES256", headers={"kid": name})
         return made
 
-    values = {"jwks.endpoint.url": endpoint.url, "jwks.endpoint.refresh.ms": 1, "jwks.endpoint.retry.backoff.ms": 1}
+    values: dict[str, object] = {"jwks.endpoint.url": endpoint.url}
+    values |= {"jwks.endpoint.refresh.ms": 1, "jwks.endpoint.retry.backoff.ms": 1}
+    for claim in ("audience", "issuer"):
+        with pytest.raises(ValueError, match=f"expected.{claim} is not set"):
+            signed_tokens({f"sasl.oauthbearer.{name}": value for name, value in values.items()}.get, [endpoint.url])
+        values[f"allow.unverified.{claim}"] = True
     tokens = signed_tokens({f"sasl.oauthbearer.{name}": value for name, value in values.items()}.get, [endpoint.url])
     endpoint.answers = [(200, published("k1"))]
     assert tokens.validate(token("k1")).principal_name == "alice"

@@ -318,6 +318,12 @@ TOPIC: dict[str, str] = {
     "min.compaction.lag.ms": "Shortest time for which a record stays uncompacted.",
     "min.insync.replicas": "With acks=all, number of in-sync replicas that must exist for a write to be accepted.",
     "preallocate": "Whether a new segment's file gets its full size at once.",
+    "remote.copy.lag.bytes": (
+        "With tiered storage, bytes of later records after which a segment is copied; -1 is local.retention.bytes."
+    ),
+    "remote.copy.lag.ms": (
+        "With tiered storage, age of a segment's last record after which it is copied; -1 is local.retention.ms."
+    ),
     "remote.log.copy.disable": "With tiered storage, stop copying segments to it; what was copied stays readable.",
     "remote.log.delete.on.disable": (
         "Whether the remote data is deleted when tiered storage is switched off for the topic."
@@ -553,6 +559,12 @@ CLIENT: dict[str, str] = {
     "sasl.login.retry.backoff.max.ms": "Time for which a request to a token endpoint is repeated.",
     "sasl.login.retry.backoff.ms": "Time before the first repetition; then twice as long each time.",
     "sasl.mechanism": ("Mechanism of the login: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER` or `GSSAPI`."),
+    "sasl.oauthbearer.allow.unverified.audience": (
+        "Whether signed tokens of any audience are accepted where `sasl.oauthbearer.expected.audience` is not set."
+    ),
+    "sasl.oauthbearer.allow.unverified.issuer": (
+        "Whether signed tokens of any issuer are accepted where `sasl.oauthbearer.expected.issuer` is not set."
+    ),
     "sasl.oauthbearer.assertion.algorithm": "Signature of assertions: `RS256` or `ES256`.",
     "sasl.oauthbearer.assertion.claim.aud": "Claim `aud` of assertions.",
     "sasl.oauthbearer.assertion.claim.exp.seconds": "Time for which an assertion is valid.",

@@ -19,6 +19,8 @@ from kalda.base.configs.definition import (
 _OAUTH = "org.apache.kafka.common.security.oauthbearer."
 
 OAUTHBEARER_KEYS = (
+    Key("sasl.oauthbearer.allow.unverified.audience", BOOLEAN, False),
+    Key("sasl.oauthbearer.allow.unverified.issuer", BOOLEAN, False),
     Key("sasl.oauthbearer.assertion.algorithm", STRING, "RS256", OneOfAnyCase("ES256", "RS256")),
     Key("sasl.oauthbearer.assertion.claim.aud", STRING, None),
     Key("sasl.oauthbearer.assertion.claim.exp.seconds", INT, 300, Between(0, 86400)),

@@ -59,6 +59,8 @@ TOPIC_KEYS = (
     Key("min.compaction.lag.ms", LONG, 0, AtLeast(0)),
     Key("min.insync.replicas", INT, 1, AtLeast(1)),
     Key("preallocate", BOOLEAN, False),
+    Key("remote.copy.lag.bytes", LONG, -1, AtLeast(-1)),
+    Key("remote.copy.lag.ms", LONG, 0, AtLeast(-1)),
     Key("remote.log.copy.disable", BOOLEAN, False),
     Key("remote.log.delete.on.disable", BOOLEAN, False),
     Key("remote.storage.enable", BOOLEAN, False),
@@ -97,6 +99,8 @@ BROKER_SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
     "min.compaction.lag.ms": (("log.cleaner.min.compaction.lag.ms", 1),),
     "min.insync.replicas": (("min.insync.replicas", 1),),
     "preallocate": (("log.preallocate", 1),),
+    "remote.copy.lag.bytes": (("log.remote.copy.lag.bytes", 1),),
+    "remote.copy.lag.ms": (("log.remote.copy.lag.ms", 1),),
     "retention.bytes": (("log.retention.bytes", 1),),
     "retention.ms": (
         ("log.retention.ms", 1),
@@ -189,6 +193,7 @@ def _check_remote(values: Mapping[str, Value], remote_storage: bool) -> None:
             _check_copy_disabled(values, unit)
     for unit in ("bytes", "ms"):
         _check_local_retention(values, unit)
+        _check_copy_lag(values, unit)
 
 
 def _check_copy_disabled(values: Mapping[str, Value], unit: str) -> None:
@@ -209,3 +214,12 @@ def _check_local_retention(values: Mapping[str, Value], unit: str) -> None:
         raise invalid_value(name, local, f"Value must not be -1 as retention.{unit} value is set as {whole}.")
     if local > whole:
         raise invalid_value(name, local, f"Value must not be more than retention.{unit} property value: {whole}")
+
+
+def _check_copy_lag(values: Mapping[str, Value], unit: str) -> None:
+    local, lag = _number(values, f"local.retention.{unit}"), _number(values, f"remote.copy.lag.{unit}")
+    if local == _AS_WHOLE_LOG:
+        local = _number(values, f"retention.{unit}")
+    if lag > local >= 0:
+        reason = f"Value must not exceed local.retention.{unit} (effective value: {local})"
+        raise invalid_value(f"remote.copy.lag.{unit}", lag, reason)

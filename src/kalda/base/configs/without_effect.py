@@ -33,7 +33,7 @@ _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
 _REASONS: dict[str, tuple[str, ...]] = {
-    _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
+    _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "log.remote.", "remote."),
     _JAVA: (
         "security.providers",
         "ssl.keymanager.algorithm",

@@ -112,6 +112,7 @@ def signed_tokens(value_of: Callable[[str], Any], allowed: Collection[str]) -> S
         value = value_of(name)
         return default if value in (None, "") else value
 
+    url = check_url(key, str(value_of(key)), allowed)
     audience = or_default("sasl.oauthbearer.expected.audience", ())
     rules = ClaimRules(
         or_default("sasl.oauthbearer.sub.claim.name", "sub"),
@@ -120,12 +121,18 @@ def signed_tokens(value_of: Callable[[str], Any], allowed: Collection[str]) -> S
         tuple(audience.split(",") if isinstance(audience, str) else audience),
         or_default("sasl.oauthbearer.expected.issuer", None),
     )
+    for expected, needed, instead in (
+        (rules.expected_audience, "sasl.oauthbearer.expected.audience", "sasl.oauthbearer.allow.unverified.audience"),
+        (rules.expected_issuer, "sasl.oauthbearer.expected.issuer", "sasl.oauthbearer.allow.unverified.issuer"),
+    ):
+        if not expected and str(value_of(instead)).lower() != "true":
+            raise ValueError(f"{needed} is not set: to accept signed tokens of any, set {instead}=true")
     retry_ms = (
         int(or_default("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", 100)),
         int(or_default("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms", 10_000)),
     )
     refresh_ms = int(or_default("sasl.oauthbearer.jwks.endpoint.refresh.ms", 3_600_000))
-    return SignedTokens(check_url(key, str(value_of(key)), allowed), rules, refresh_ms, retry_ms)
+    return SignedTokens(url, rules, refresh_ms, retry_ms)
 
 
 class UnsecuredTokens:
