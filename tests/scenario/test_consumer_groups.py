@@ -30,6 +30,16 @@ def test_the_first_member_gets_everything_with_its_first_heartbeat() -> None:
     assert list_groups(world) == ["g consumer Stable"]
 
 
+def test_a_member_that_would_get_more_partitions_than_it_can_name_waits_for_others(monkeypatch: Any) -> None:
+    monkeypatch.setattr("kalda.coordinator.groups.kind_protocol.MAX_ASSIGNED", 600)
+    world = world_of(800)
+    a, b = Member(world, "a", "t"), Member(world, "b", "t")
+    settle(world, a)
+    assert (a.error, a.owned) == ("NONE", set())
+    settle(world, a, b)
+    assert (len(a.owned), len(b.owned)) == (400, 400)
+
+
 def test_a_heartbeat_without_news_has_no_assignment_and_writes_nothing() -> None:
     world = world_of()
     a = Member(world, "a", "t")

@@ -184,6 +184,12 @@ def test_a_group_has_so_many_members_and_no_more() -> None:
     assert members[0].beat() == "NONE"
 
 
+def test_a_group_has_so_many_partitions_and_no_more(world: World, monkeypatch: Any) -> None:
+    monkeypatch.setattr("kalda.coordinator.groups.share_protocol.MAX_ASSIGNED", 6)
+    assigned = ShareMember(world).settle("orders", "payments")
+    assert sum(map(len, assigned.values())) == 6
+
+
 def test_an_id_belongs_to_one_kind_of_group(world: World) -> None:
     world.commit({("orders", 0): 5}, group="classic")
     assert ShareMember(world, group="classic").beat("orders") == "GROUP_ID_NOT_FOUND"

@@ -91,6 +91,28 @@ def test_a_step_of_very_many_tasks_is_found_before_the_heartbeat(world: World, m
     assert len(second.active) == 800
 
 
+def test_a_member_whose_answer_was_lost_gets_its_tasks_with_the_next_one(world: World) -> None:
+    first, second = StreamsMember(world, "a"), StreamsMember(world, "b")
+    settle(world, first)
+    second.beat()
+    world.pass_time(1_000)
+    second.beat()
+    first.beat()
+    first.beat()
+    lost = second.send(member_epoch=second.epoch, active_tasks=[], standby_tasks=[], warmup_tasks=[])
+    assert len(lost.value.active_tasks[0].partitions) == 2
+    assert (second.beat(), len(second.active)) == ("NONE", 2)
+
+
+def test_a_member_that_would_get_more_tasks_than_it_can_name_waits_for_others(world: World, monkeypatch: Any) -> None:
+    monkeypatch.setattr("kalda.coordinator.groups.kind_protocol.MAX_ASSIGNED", 600)
+    first, second = StreamsMember(world, "a", reads=large()), StreamsMember(world, "b", reads=large())
+    settle(world, first)
+    assert (first.error, first.active) == ("NONE", set())
+    settle(world, first, second)
+    assert (len(first.active), len(second.active)) == (400, 400)
+
+
 def test_a_task_moves_when_its_process_has_given_it_back(world: World) -> None:
     first, second = StreamsMember(world, "a"), StreamsMember(world, "b")
     settle(world, first)

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from kalda.base.background import Steps
 from kalda.base.ids import Uuid
+from kalda.protocol.naming import MAX_ELEMENTS_SENT
 
 MemberPartitions: TypeAlias = Mapping[Uuid, frozenset[int]]
 """Partitions by topic id. No topic has none."""
@@ -53,6 +54,11 @@ class GroupSpec:
 
 class AssignorError(Exception):
     """An assignor cannot assign. The message says why."""
+
+
+MAX_ASSIGNED = 2 * MAX_ELEMENTS_SENT
+"""Partitions, or tasks, of one member: as many as one request may name, since a member names in one heartbeat all that
+it has. So the record and the answer that name them are made in one step."""
 
 
 class ServerAssignor(Protocol):

@@ -40,6 +40,11 @@ class MemberTasks:
     warmup: Tasks = field(default_factory=dict)
     """Tasks whose state it restores in order to run them; no assignor of Kafka 4.4 gives any."""
 
+    @property
+    def count(self) -> int:
+        """Tasks of all parts."""
+        return sum(len(each) for part in (self.active, self.standby, self.warmup) for each in part.values())
+
 
 @dataclass(frozen=True, slots=True)
 class StreamsMemberSpec:

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from kalda.assignors.server_assignor import AssignorError
+from kalda.assignors.server_assignor import MAX_ASSIGNED, AssignorError
+from kalda.assignors.task_assignor import MemberTasks
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.stats import Meter
@@ -32,6 +33,7 @@ from kalda.coordinator.timers import CoordinatorTimer, EventClock
 log = logging.getLogger(__name__)
 
 _MEMBERS_A_STEP = 20
+_ASSIGNED_A_STEP = 5_000
 _G = TypeVar("_G", bound=KindGroup[Any, Any, Any], contravariant=True)
 G = TypeVar("G", bound=KindGroup[Any, Any, Any])
 
@@ -139,15 +141,22 @@ class KindProtocol(Generic[G]):
         epoch = group.epochs.group
         instance_of = {member.member_id: member.instance_id for member in group.members.values()}
         target, assignor = yield from self._assigner.target(group)
+        for member_id, assigned in target.items():
+            if _size(assigned) > MAX_ASSIGNED:
+                raise AssignorError(
+                    f"{member_id} alone would get {_size(assigned)}, more than {MAX_ASSIGNED}: add members"
+                )
         records: list[GroupLogRecord] = []
+        size = 0
         for member_id, assigned in target.items():
             now = group.successor(member_id, instance_of.get(member_id))
             present = None if now is None else group.targets.get(now)
             if now is not None and present is not assigned and present != assigned:
                 records.append(group.target_record(now, assigned))
-            if len(records) >= _MEMBERS_A_STEP:
+                size += _size(assigned)
+            if len(records) >= _MEMBERS_A_STEP or size >= _ASSIGNED_A_STEP:
                 self._partition.write_now(records)
-                records = []
+                records, size = [], 0
                 yield
                 if not self._is_live(group):
                     return
@@ -176,6 +185,11 @@ class KindProtocol(Generic[G]):
         error = self._of_kind.end_member(group, member_id, "left").error
         if error is not None:
             raise ApiError(write_error(error.code), error.message)
+
+
+def _size(assigned: Any) -> int:
+    """The partitions, or tasks, of one member."""
+    return assigned.count if isinstance(assigned, MemberTasks) else sum(map(len, assigned.values()))
 
 
 def check_epoch(kind: str, epochs: tuple[int, int], received: int, *, owns_assigned: bool) -> None:

@@ -12,7 +12,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kalda.assignors.server_assignor import GroupSpec, MemberPartitions, MemberSubscription, TopicShape
+from kalda.assignors.server_assignor import (
+    MAX_ASSIGNED,
+    GroupSpec,
+    MemberPartitions,
+    MemberSubscription,
+    TopicShape,
+)
 from kalda.assignors.simple_assignor import SimpleAssignor
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, InvalidRequest
@@ -188,9 +194,11 @@ class ShareProtocol(KindProtocol[ShareGroup]):
         self._states.initialize(keys, state_epoch).then(on_initialized)
 
     def _uninitialized(self, group: ShareGroup) -> dict[Uuid, Topic]:
-        """Partitions without state. Those whose initialization has no answer for long are among them."""
+        """Partitions without state, as far as the group may have them. Those whose initialization has no answer for
+        long are among them."""
         now_ms = self._clock.wall_ms()
         held = group.initialization
+        room = MAX_ASSIGNED - sum(len(each.partitions) for each in held.initialized.values())
         limit_ms = now_ms - self._config.initialize_retry_interval_ms
         topics: dict[Uuid, Topic] = {}
         for name in group.subscribed_topics:
@@ -206,8 +214,12 @@ class ShareProtocol(KindProtocol[ShareGroup]):
                 if known is not None and (is_recent or known.since_ms > limit_ms):
                     present |= known.partitions
             missing = frozenset(range(shape.partitions)) - present
-            if missing:
+            if len(missing) > room > 0:
+                missing = frozenset(sorted(missing)[:room])
+                log.warning("group %s: of its partitions %d are consumed, no more", group.group_id, MAX_ASSIGNED)
+            if missing and room > 0:
                 topics[topic_id] = Topic(name, missing, now_ms)
+                room -= len(missing)
         return topics
 
     # -- leaving ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from kalda.coordinator.groups.streams.topology import ConfiguredTopology
 _SMALL = 500
 """Members and tasks together."""
 _MEMBERS_A_STEP = 20
+_TASKS_A_STEP = 5_000
 
 
 class TaskAssigner:
@@ -79,7 +80,8 @@ def _check_target(spec: StreamsGroupSpec, target: Mapping[str, MemberTasks]) -> 
     if target.keys() != spec.members.keys():
         raise AssignorError("the assignment does not have all members of the group, or has others")
     taken: set[TaskId] = set()
-    for count, tasks in enumerate(target.values(), 1):
+    done = 0
+    for tasks in target.values():
         for each in (tasks.active, tasks.standby, tasks.warmup):
             for subtopology, partitions in each.items():
                 shape = spec.subtopologies.get(subtopology)
@@ -89,5 +91,7 @@ def _check_target(spec: StreamsGroupSpec, target: Mapping[str, MemberTasks]) -> 
         if not taken.isdisjoint(active):
             raise AssignorError("a task is assigned to two members")
         taken |= active
-        if count % _MEMBERS_A_STEP == 0:
+        done += 1 + tasks.count
+        if done >= _TASKS_A_STEP:
+            done = 0
             yield
