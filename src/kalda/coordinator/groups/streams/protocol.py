@@ -9,7 +9,9 @@ tasks takes long to find: `prepare` does that in steps, before the heartbeat. Wh
 once.
 
 A heartbeat whose answer was lost is sent again: with the epoch before, it is accepted as long as the member has
-nothing but what it was assigned. One that is older, or was forged, is fenced.
+nothing but what it was assigned. One that is older, or was forged, is fenced. A member that says that it has something
+else than it was assigned is told its tasks again, since the answer with them may have been lost; Apache Kafka 4.4 tells
+them once, and such a member has none until they change.
 """
 
 from __future__ import annotations
@@ -375,8 +377,9 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
             acceptable_recovery_lag=self._config.acceptable_recovery_lag(group_id),
         )
         has_other_tasks = member.assigned != old.assigned
-        if request.member_epoch == JOINING_EPOCH or has_other_tasks:
-            tasks = member.assigned.tasks
+        owned, tasks = _owned(request), member.assigned.tasks
+        may_have_missed = owned is not None and owned != tasks
+        if request.member_epoch == JOINING_EPOCH or has_other_tasks or may_have_missed:
             response.active_tasks, response.standby_tasks, response.warmup_tasks = (
                 _listed(each) for each in (tasks.active, tasks.standby, tasks.warmup)
             )
