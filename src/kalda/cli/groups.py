@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from kalda.base.ids import TopicPartition
 from kalda.base.printable import printable
 from kalda.cli.common.completing import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
+from kalda.cli.common.metrics_pages import addresses, read
 from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import confirm, counted, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
@@ -66,6 +67,7 @@ _DESCRIBED = ("classic", "consumer", "share", "streams")
 @click.option(
     "--state", "show_state", is_flag=True, help="Show only state, assignor, coordinator and number of members."
 )
+@click.option("--locks", "show_locks", is_flag=True, help="Of a share group, show its records in flight.")
 @json_option
 @with_cluster
 def describe_command(
@@ -74,13 +76,16 @@ def describe_command(
     all_groups: bool,
     show_members: bool,
     show_state: bool,
+    show_locks: bool,
     as_json: bool,
 ) -> None:
     """Describe groups: committed offsets, lag, members.
 
     Of a group of KIP-848, --members shows each member's epoch, and beside the partitions that it has those of its
     target; of a streams group, its tasks. --state shows the epochs of the group and of the targets. Of a share group
-    the offset is the first one that may be handed out, and the lag counts the records that are not done with.
+    the offset is the first one that may be handed out, and the lag counts the records that are not done with; --locks
+    shows the records in flight, with state and deliveries, and who has them for how long yet. For that the brokers need
+    `kalda.metrics.listener`.
 
     \b
     Examples:
@@ -95,6 +100,13 @@ def describe_command(
     documents = []
     for name in names:
         group = admin.describe_groups([name]).value(name)
+        if show_locks:
+            locks = _locks(admin, name)
+            if as_json:
+                documents.append({**_group_as_json(group), "in_flight": locks})
+            else:
+                _print_locks(name, locks)
+            continue
         keys, rows_of = (_SHARE_LAG_KEYS, _share_lag_rows) if _is_share(group) else (_LAG_KEYS, _lag_rows)
         rows = [] if show_members or show_state else rows_of(admin, group)
         if as_json:
@@ -120,6 +132,23 @@ def _print_state(group: Group) -> None:
         columns += ["EPOCH", "TARGET-EPOCH"]
         row += [group.epoch, group.assignment_epoch]
     print_table(columns, [row])
+
+
+def _locks(admin: CommandAdmin, name: str) -> list[dict[str, Any]]:
+    """The records in flight of a group, from all brokers that say so."""
+    found = [read(each, "/explain/locks", group=name) for each in addresses(admin)]
+    rows: list[dict[str, Any]] = [row for node in found for row in node["in_flight"]]
+    left_out = sum(node["all"] for node in found) - len(rows)
+    if left_out:
+        click.echo(f"{counted(left_out, 'range')} more of group {name} are in flight.", err=True)
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["first_offset"]))
+
+
+def _print_locks(name: str, rows: list[dict[str, Any]]) -> None:
+    keys = ("topic", "partition", "first_offset", "last_offset", "state", "deliveries", "member")
+    columns = ("GROUP", *(key.upper().replace("_", "-") for key in keys), "LOCK-LEFT-SECONDS")
+    left = [None if row["lock_left_ms"] is None else f"{row['lock_left_ms'] / 1000:.1f}" for row in rows]
+    print_table(columns, [(name, *(row[key] for key in keys), each) for row, each in zip(rows, left, strict=True)])
 
 
 def _print_members(group: Group) -> None:

@@ -18,7 +18,8 @@ import pytest
 from click.testing import CliRunner
 from harness.blocking import BlockingConnection
 
-from kalda.base.configs.resources import ConfigResourceType
+from kalda import AcknowledgeType, Alteration, Producer, ShareConsumer
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.broker.process.node import StartError
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
@@ -157,6 +158,36 @@ def test_a_node_serves_its_metrics(cluster: Cluster) -> None:
     assert get(cluster, "/nothing")[0] == 404
     values = {(row["group"], row["name"]): row["value"] for row in json.loads(get(cluster, "/metrics.json")[1])}
     assert values["kafka.controller:type=KafkaController", "ActiveBrokerCount"] == 1
+
+
+def test_records_in_flight_of_a_share_group(cluster: Cluster) -> None:
+    """They are on the page of the node that leads their partition."""
+    cluster.create_topic("jobs")
+    keys = {"share.acknowledgement.mode": "explicit", "share.acquire.mode": "record_limit", "max.poll.records": 2}
+    begin = Alteration("share.auto.offset.reset", ConfigOperation.SET, "earliest")
+    with CommandAdmin(cluster.bootstrap_servers) as admin:
+        admin.alter_configs({ConfigResource(ConfigResourceType.GROUP, "workers"): [begin]}).check()
+    with Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+        for number in range(3):
+            producer.send("jobs", b"%d" % number)
+    command = ["groups", "describe", "workers", "--locks", "--bootstrap-server", cluster.bootstrap_servers]
+    with ShareConsumer(keys, bootstrap_servers=cluster.bootstrap_servers, group_id="workers") as consumer:
+        consumer.subscribe("jobs")
+        first, second = consumer.poll(DEADLINE_S)
+        consumer.acknowledge(first, AcknowledgeType.RELEASE)
+        consumer.commit_sync()
+        found = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)[0]
+        (member,) = found["members"]
+        released, acquired = found["in_flight"]
+        shown = CliRunner().invoke(cli, command).output
+        consumer.acknowledge(second)
+    row = {"topic": "jobs", "partition": 0, "deliveries": 1}
+    assert released == row | {"first_offset": 0, "last_offset": 0, "state": "available", "member": None} | {
+        "lock_left_ms": None
+    }
+    assert 0 < acquired.pop("lock_left_ms") <= 30_000
+    assert acquired == row | {"first_offset": 1, "last_offset": 1, "state": "acquired", "member": member["member_id"]}
+    assert re.search(r"workers +jobs +0 +1 +1 +acquired +1 +\S+ +[0-9.]+", shown)
 
 
 def test_commands_over_a_nodes_quotas(cluster: Cluster) -> None:

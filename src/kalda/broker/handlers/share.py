@@ -636,6 +636,10 @@ class ShareModule(Module):
         """ShareFetch, ShareAcknowledge."""
         return self._handlers.rows()
 
+    def explain_locks(self, group_id: str) -> dict[str, Any]:
+        """For `kalda groups describe --locks`."""
+        return self._shares.explain_locks(group_id)
+
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """The rules for dead letter topics may have changed."""
         self._dead_letter_topics.update(current.values)

@@ -5,6 +5,7 @@
 - `/client-metrics`: the newest values that clients have pushed (KIP-714), as OpenMetrics text
 - `/quotas`: who uses how much of which quota
 - `/explain/access?principal=P&operation=O&type=T&resource=R&host=H`: what allows or denies a request, and why
+- `/explain/locks?group=G`: records of a share group that are in flight where this node leads
 - `/explain/rebalance?group=G`: who waits for whom in a group, and what caused its last rebalances
 - `/explain/throttle?user=U&client=ID`: whose quota applies to a client, and why, and what it has used
 """
@@ -46,12 +47,15 @@ class MetricsListener:
         client_series: Callable[[], ClientSeries | None],
         names: str,
         explain_rebalance: Callable[[str, int], dict[str, Any]] | None,
+        explain_locks: Callable[[str], dict[str, Any]] | None,
         authorizer: object | None = None,
     ) -> None:
         """`client_series()` is what clients have pushed, None where none has. `names`: `kalda.metrics.names`.
-        `explain_rebalance(group, now_ms)` answers for the group coordinator of this node; None where it has none.
+        `explain_rebalance(group, now_ms)` answers for the group coordinator of this node, `explain_locks(group)` for
+        the share partitions that it leads; None where it is no broker.
         `authorizer`: None where everyone may do everything."""
         self._explain_rebalance = explain_rebalance
+        self._explain_locks = explain_locks
         self._authorizer = authorizer
         self._node_id = node_id
         self._sensors = sensors
@@ -111,6 +115,9 @@ class MetricsListener:
             return Page(_JSON, chain([head], _pieces(usage(self._managers, now_ms)), ["}"]))
         if path == "/explain/access":
             return Page(_JSON, [json.dumps({"node": self._node_id, **self._explain_access(query)})])
+        if path == "/explain/locks" and self._explain_locks is not None:
+            locks = self._explain_locks(query.get("group", ""))
+            return Page(_JSON, [json.dumps({"node": self._node_id, **locks})])
         if path == "/explain/rebalance" and self._explain_rebalance is not None:
             explained = self._explain_rebalance(query.get("group", ""), now_ms)
             return Page(_JSON, [json.dumps({"node": self._node_id, **explained})])

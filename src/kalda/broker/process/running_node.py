@@ -176,6 +176,7 @@ async def _open_metrics(parts: NodeParts, quorum: QuorumSide, broker: BrokerSide
         lambda: None if broker is None else broker.services.client_metrics.series,
         config["kalda.metrics.names"],
         None if broker is None else broker.services.groups.explain_rebalance,
+        None if broker is None else broker.services.share.explain_locks,
         parts.authorizer,
     )
     parts.closing.add(Part.METRICS, lambda _: listener.close())

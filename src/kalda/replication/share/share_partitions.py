@@ -4,11 +4,12 @@ leadership of the partition."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
-from kalda.base.share_states import SharePartitionKey
+from kalda.base.share_states import RecordState, SharePartitionKey
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.share.dead_letters import DeadLetterQueue
@@ -16,6 +17,7 @@ from kalda.replication.share.share_partition import Persister, Phase, ShareParti
 from kalda.storage.log.snapshot_jobs import TimeSearch
 from kalda.storage.values import TimestampOffset
 
+_MOST_EXPLAINED = 1_000
 LATEST, EARLIEST = -1, -2
 """Special values of where a group begins; other values are times."""
 
@@ -70,6 +72,30 @@ class SharePartitions:
         self._by_key[key] = partition, share
         share.initialize(lambda: self._first_offset(partition, key.group_id))
         return share
+
+    def explain_locks(self, group_id: str) -> dict[str, Any]:
+        """The records of a group that are in flight, as JSON: ranges in the order of their offsets, the first of them
+        where there are very many; `all` is how many there are."""
+        now_ms, rows, count = self.now_ms(), list[dict[str, Any]](), 0
+        for partition, share in self._by_key.values():
+            if share.key.group_id != group_id or share.phase is not Phase.ACTIVE:
+                continue
+            runs = share.in_flight.runs
+            count += len(runs)
+            rows += [
+                {
+                    "topic": partition.topic_partition.topic,
+                    "partition": share.key.partition,
+                    "first_offset": run.first,
+                    "last_offset": run.last,
+                    "state": run.state.name.lower(),
+                    "deliveries": run.count,
+                    "member": run.member or None,
+                    "lock_left_ms": max(0, run.deadline_ms - now_ms) if run.state is RecordState.ACQUIRED else None,
+                }
+                for run in runs[: max(0, _MOST_EXPLAINED - len(rows))]
+            ]
+        return {"all": count, "in_flight": rows}
 
     def find(self, key: SharePartitionKey) -> SharePartition | None:
         """The share partition, unless there is none, or one that serves no more."""
