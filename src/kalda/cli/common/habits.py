@@ -9,15 +9,19 @@ from collections.abc import Collection
 from typing import Final
 
 KAFKA_TOOLS: Final = {
-    "kafka-acls": "acls", "kafka-broker-api-versions": "version", "kafka-cluster": "cluster",
-    "kafka-client-metrics": "client-metrics", "kafka-configs": "configs", "kafka-console-consumer": "consume",
-    "kafka-console-producer": "produce", "kafka-consumer-groups": "groups", "kafka-delegation-tokens": "tokens",
-    "kafka-dump-log": "dump-log", "kafka-features": "features", "kafka-leader-election": "elect",
-    "kafka-log-dirs": "cluster", "kafka-metadata-quorum": "quorum", "kafka-reassign-partitions": "reassign",
-    "kafka-server-start": "server", "kafka-storage": "storage", "kafka-topics": "topics",
-    "kafka-transactions": "transactions",
+    "kafka-acls": "acls", "kafka-broker-api-versions": "version", "kafka-client-metrics": "client-metrics",
+    "kafka-cluster": "cluster", "kafka-configs": "configs", "kafka-console-consumer": "consume",
+    "kafka-console-producer": "produce", "kafka-console-share-consumer": "consume", "kafka-consumer-groups": "groups",
+    "kafka-delegation-tokens": "tokens", "kafka-dump-log": "dump-log", "kafka-features": "features",
+    "kafka-groups": "groups", "kafka-leader-election": "elect", "kafka-log-dirs": "cluster",
+    "kafka-metadata-quorum": "quorum", "kafka-reassign-partitions": "reassign", "kafka-server-start": "server",
+    "kafka-share-groups": "groups", "kafka-storage": "storage", "kafka-streams-groups": "groups",
+    "kafka-topics": "topics", "kafka-transactions": "transactions",
 }  # fmt: skip
 """Nouns by the names of Kafka's scripts, without `.sh`."""
+SHARE_CONSUMER: Final = "kafka-console-share-consumer"
+"""The script whose `--group` is a share group; without one it has a group of this name."""
+_SHARE_GROUP: Final = "console-share-consumer"
 OTHER_NAMES: Final = {
     "producer": "produce", "consumer": "consume", "start": "server", "broker": "server", "node": "server",
     "lag": "groups", "security": "acls", "brokers": "cluster", "partitions": "reassign", "txn": "transactions",
@@ -55,6 +59,7 @@ SAME_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "--broker-id": ("--broker",), "--broker": ("--node",), "--transactionalId": ("--transactional-id",),
     "--set": ("--add-config", "--config"), "--add": ("--add-config",), "--delete": ("--delete-config",),
     "--records": ("--num-records",), "--size": ("--record-size",),
+    "--input-topic": ("--topic",), "--all-input-topics": ("--all-topics",),
     "--id": ("--broker",), "--follow": ("--watch",), "--output": ("--format",), "--reset-offsets": (),
 }  # fmt: skip
 """Options of commands by other names; an upper-case word stands for an argument, which takes the option's value."""
@@ -69,6 +74,10 @@ PROPERTIES: Final = {
     "print.headers=true": ("--print-headers",), "parse.key=true": (), "parse.headers=true": ("--parse-headers",),
 }  # fmt: skip
 """Values of `--property` of Kafka's console tools."""
+
+
+OF_DESCRIBE: Final = frozenset(("--offsets", "--verbose"))
+"""Options of Kafka's tools for groups for what `kalda groups describe`, which has `--members`, shows without."""
 
 
 ENTITIES: Final = {
@@ -91,6 +100,12 @@ def _entities(words: list[str]) -> list[str]:
     return [*pairs, *(word for at, word in enumerate(words) if at not in taken)]
 
 
+def as_share_consumer(words: list[str]) -> list[str]:
+    """The command line of `SHARE_CONSUMER` with `--share` for the group."""
+    shared = [f"--share{word[7:]}" if word.partition("=")[0] == "--group" else word for word in words]
+    return shared if shared != words else ["--share", _SHARE_GROUP, *words]
+
+
 def names_servers(word: str) -> bool:
     """Whether it is the option of the servers, or one that stands for it."""
     option = word.partition("=")[0]
@@ -109,6 +124,8 @@ def in_kaldas_words(words: list[str], options: Collection[str], arguments: Colle
         name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
         if name in options:
             result.append(word)
+        elif name in OF_DESCRIBE and "--members" in options:
+            continue
         elif name in WITH_VALUES and WITH_VALUES[name][0] in options:
             result += WITH_VALUES[name]
         elif name in ("--property", "--formatter-property", "--reader-property") and (equals or rest):

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from kalda.cli.common.habits import KCAT_MODES, SAME_COMMANDS, in_kaldas_words, names_servers
+from kalda.cli.common.habits import (
+    KCAT_MODES,
+    SAME_COMMANDS,
+    SHARE_CONSUMER,
+    as_share_consumer,
+    in_kaldas_words,
+    names_servers,
+)
 from kalda.cli.common.output import print_report
 
 _LONG = 1_000
@@ -20,6 +27,8 @@ class KaldaCommand(click.Command):
     """A command that takes the options of other tools for its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if (ctx.info_name or "").removesuffix(".sh") == SHARE_CONSUMER:
+            args = as_share_consumer(args)
         options = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
         arguments = {
             re.sub(r"[^A-Z]", "", argument.make_metavar(ctx))
