@@ -20,6 +20,8 @@ class ShareMember:
         self.group = group
         self.epoch = 0
         self.assigned: dict[str, list[int]] = {}
+        self.waiting: Any = None
+        """The answer that did not come at once."""
 
     def beat(self, *topics: str, epoch: int | None = None, **fields: Any) -> str:
         """The error's name; "waiting" while there is no answer."""
@@ -34,6 +36,7 @@ class ShareMember:
         answer = self.world.coordinator.share_group_heartbeat(context, request, self.world.now)
         if isinstance(answer, Pending):
             if not answer.done:
+                self.waiting = answer
                 return "waiting"
             assert answer.value is not None
             answer = answer.value

@@ -58,18 +58,42 @@ def deleted(world: World, group: str = "s") -> str:
 
 
 def test_partitions_are_assigned_once_they_are_initialized(world: World) -> None:
+    """Those who join meanwhile wait for that, and get them with their first answer."""
     world.states.holds = True
-    member = ShareMember(world)
-    assert member.beat("orders") == "NONE"
-    assert (member.epoch, member.assigned) == (2, {})
+    first, second = ShareMember(world, "a"), ShareMember(world, "b")
+    assert [first.beat("orders"), second.beat("orders")] == ["waiting", "waiting"]
     assert sorted(each.partition for each in world.states.starts) == [0, 1, 2, 3]
     assert set(world.states.starts.values()) == {-1}
     assert set(world.states.epochs.values()) == {2}, "the state epoch is the group's"
+    world.states.settle()
+    answers = [first.waiting.value, second.waiting.value]
+    assert [(each.error_code, each.member_epoch) for each in answers] == [(0, 3), (0, 3)]
+    given = [number for each in answers for topic in each.assignment.topic_partitions for number in topic.partitions]
+    assert sorted(given) == [0, 1, 2, 3]
+
+
+def test_a_member_waits_for_its_first_partitions_for_a_second(world: World) -> None:
+    world.states.holds = True
+    member = ShareMember(world)
+    assert member.beat("orders") == "waiting"
+    world.pass_time(1_000)
+    answer = member.waiting.value
+    assert (answer.error_code, answer.member_epoch, answer.assignment.topic_partitions) == (0, 2, [])
+    member.epoch = 2
     assert member.beat() == "NONE"
     world.states.settle()
     world.pass_time(1_000)
     assert member.beat() == "NONE"
     assert (member.epoch, member.assigned) == (3, {"orders": [0, 1, 2, 3]})
+
+
+def test_a_member_of_a_coordinator_that_is_replaced_meanwhile_looks_for_the_next(world: World) -> None:
+    world.states.holds = True
+    member = ShareMember(world)
+    assert member.beat("orders") == "waiting"
+    world.runtime.on_resigned(0)
+    world.states.settle()
+    assert ErrorCode(member.waiting.value.error_code) is ErrorCode.NOT_COORDINATOR
 
 
 def test_members_share_partitions(world: World) -> None:
@@ -158,13 +182,14 @@ def test_a_silent_member_is_removed(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("epoch", "expected"),
-    [(1, "FENCED_MEMBER_EPOCH"), (2, "NONE"), (3, "NONE"), (4, "FENCED_MEMBER_EPOCH"), (0, "NONE")],
+    [(2, "FENCED_MEMBER_EPOCH"), (3, "NONE"), (4, "NONE"), (5, "FENCED_MEMBER_EPOCH"), (0, "NONE")],
 )
 def test_a_heartbeat_of_the_epoch_before_is_accepted(world: World, epoch: int, expected: str) -> None:
     member = ShareMember(world)
     member.settle("orders")
-    assert member.epoch == 3
-    assert member.beat("orders", epoch=epoch) == expected
+    member.settle("orders", "payments")
+    assert member.epoch == 4
+    assert member.beat("orders", "payments", epoch=epoch) == expected
 
 
 def test_forged_heartbeats_are_refused(world: World) -> None:
@@ -206,7 +231,7 @@ def test_another_coordinator_goes_on_with_the_group(world: World) -> None:
     world.elect()
     assert described(world) == before
     assert member.beat() == "NONE"
-    assert (member.epoch, member.assigned) == (3, {"orders": [0, 1, 2, 3]})
+    assert (member.epoch, member.assigned) == (2, {"orders": [0, 1, 2, 3]})
     world.pass_time(46_000)
     assert member.beat() == "UNKNOWN_MEMBER_ID", "its session began with the load"
 

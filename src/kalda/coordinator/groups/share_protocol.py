@@ -21,7 +21,7 @@ from kalda.assignors.server_assignor import (
 )
 from kalda.assignors.simple_assignor import SimpleAssignor
 from kalda.base.background import Steps
-from kalda.base.errors import ApiError, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey
@@ -36,7 +36,7 @@ from kalda.coordinator.groups.share_group import SHARE, ShareGroup, ShareMember,
 from kalda.coordinator.groups.share_groups import ShareGroups
 from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
-from kalda.coordinator.timers import CoordinatorTimer, EventClock
+from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.share import (
     ShareGroupHeartbeatRequest,
@@ -46,6 +46,8 @@ from kalda.protocol.messages.share import (
 )
 
 log = logging.getLogger(__name__)
+
+_LONGEST_BEGINNING_MS = 1_000
 
 
 class ShareProtocol(KindProtocol[ShareGroup]):
@@ -67,15 +69,30 @@ class ShareProtocol(KindProtocol[ShareGroup]):
         self._config = settings.config
         self._catalog = settings.catalog
         self._states = settings.states
+        self._beginnings: dict[str, Pending[None]] = {}
+        """Groups whose first partitions are being initialized."""
 
     def heartbeat(
         self, caller: Caller, request: ShareGroupHeartbeatRequest, *, is_taken: bool
     ) -> ShareGroupHeartbeatResponse | Pending[ShareGroupHeartbeatResponse]:
-        """Answered when what it has changed is committed; at once where nothing is to be. `is_taken`: a group of
-        another kind has the id. The request is checked (`check_heartbeat`). Raises `ApiError`."""
+        """Answered when what it has changed is committed; at once where nothing is to be. A member that joins a group
+        which begins waits for its first partitions: its next heartbeat would come after seconds. `is_taken`: a group
+        of another kind has the id. The request is checked (`check_heartbeat`). Raises `ApiError`."""
         if request.member_epoch == LEAVING_EPOCH:
             return self._leave(request)
         group, old, is_raised = self._enter(caller, request, is_taken=is_taken)
+        beginning = self._begin(group) if request.member_epoch == JOINING_EPOCH else None
+        if beginning is not None:
+            return beginning.and_then(lambda _: self._answer(request, old, is_raised))
+        return self._answer(request, old, is_raised)
+
+    def _answer(
+        self, request: ShareGroupHeartbeatRequest, old: ShareMember, is_raised: bool
+    ) -> ShareGroupHeartbeatResponse | Pending[ShareGroupHeartbeatResponse]:
+        """To a member that has come in, and was `old` before. Raises `ApiError`."""
+        if not self._partition.is_active:
+            raise ApiError(ErrorCode.NOT_COORDINATOR)
+        group = self._groups.get(request.group_id)
         self.assign(group)
         member = self._take_over(group, request.member_id, subscription_changed=is_raised)
         self._groups.start_session(group, request.member_id)
@@ -167,10 +184,30 @@ class ShareProtocol(KindProtocol[ShareGroup]):
 
     # -- initialization --------------------------------------------------------------------------------------------
 
+    def _begin(self, group: ShareGroup) -> Pending[None] | None:
+        """Have the first partitions of a group initialized. Settles when they are, cannot be, or take long; None in a
+        group that has some."""
+        group_id = group.group_id
+        if group.initialization.initialized:
+            return None
+        if group_id not in self._beginnings:
+            beginning = self._beginnings[group_id] = Pending()
+            self._initialize(group)
+            if not beginning.done:
+                late = TimerTask(lambda _: self._end_beginning(group_id))
+                self._timers.arm(late, self._clock.now_ms() + _LONGEST_BEGINNING_MS)
+        return self._beginnings.get(group_id)
+
+    def _end_beginning(self, group_id: str) -> None:
+        beginning = self._beginnings.pop(group_id, None)
+        if beginning is not None:
+            beginning.complete(None)
+
     def _initialize(self, group: ShareGroup) -> None:
         """Have the state of partitions begun that are subscribed to and not initialized, nor being initialized."""
         topics = self._uninitialized(group)
         if not topics:
+            self._end_beginning(group.group_id)
             return
         state_epoch = group.epochs.group
         self._partition.write_now([group.initialization_record(group.initialization.begun(topics))])
@@ -182,14 +219,14 @@ class ShareProtocol(KindProtocol[ShareGroup]):
 
         def on_initialized(errors: dict[SharePartitionKey, ApiError | None] | None, _: ApiError | None) -> None:
             present = self._groups.groups.get(group.group_id)
-            if present is None or not self._partition.is_active:
-                return
-            held = present.initialization
-            error = next((each for each in (errors or {}).values() if each is not None), None)
-            if error is not None:
-                log.warning("group %s: partitions are not initialized: %s", group.group_id, error)
-            record = present.initialization_record(held.done(topics) if error is None else held.failed(topics))
-            self._partition.write([record])
+            if present is not None and self._partition.is_active:
+                held = present.initialization
+                error = next((each for each in (errors or {}).values() if each is not None), None)
+                if error is not None:
+                    log.warning("group %s: partitions are not initialized: %s", group.group_id, error)
+                record = present.initialization_record(held.done(topics) if error is None else held.failed(topics))
+                self._partition.write([record])
+            self._end_beginning(group.group_id)
 
         self._states.initialize(keys, state_epoch).then(on_initialized)
 
