@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from kalda import __version__
 from kalda.base.configs.consumer import CONSUMER, consumer_config
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.aio_shell import AioShell
 from kalda.client.consumer.common_calls import K, V
@@ -33,11 +33,7 @@ from kalda.client.consumer.consumer_calls import (
     Offset,
     Partition,
     RebalanceListener,
-    offsets_of,
-    partitions_of,
     require_subscription,
-    times_of,
-    unknown_topic,
 )
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
@@ -229,118 +225,66 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
 
     async def position(self, partition: Partition, timeout: float | None = None) -> int:
         """The offset of the next record of an assigned partition; where it is not known yet, that is waited for."""
-        (which,) = partitions_of([partition])
-        self._started()
-        state = self._core.need_position(which)
-        due_ms = self._due_ms(timeout)
-        self._driven.polling += 1
-        try:
-            while state.offset < 0:
-                self._core.raise_error()
-                if not await self._run_until(lambda: state.offset >= 0 or self._core.has_error, due_ms):
-                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the position of {which} was not found in time")
-        finally:
-            self._driven.polling -= 1
-        return self.positions()[which].offset
+        offset: int = await self._drive(self._position_steps(partition, timeout))
+        return offset
 
     async def commit(
         self, offsets: Mapping[Partition, Offset] | Record | None = None, *, timeout: float | None = None
     ) -> None:
         """Commit `offsets`, those after a record, or None: the positions. It is repeated until it is done or `timeout`
         has passed, and raises `CommitFailed` where the partitions belong to others by now."""
-        chosen = offsets_of(offsets)
-        began_ms = self._now_ms()
-        committed = await self._wait(
-            "the commit",
-            timeout,
-            lambda operation: self._core.commit(
-                self.positions() if chosen is None else chosen, operation, repeats=True
-            ),
-        )
-        self._core.metrics.commit_sync_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
-        self._intercept_commit(committed or {})
+        await self._drive(self._commit_steps(offsets, timeout))
 
     async def committed(
         self, *partitions: Partition, timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
         """The group's committed offsets; None where a partition has none. Without arguments: of all assigned ones."""
-        wanted = partitions_of(partitions) or sorted(self.assignment())
-        began_ms = self._now_ms()
-        found = await self._wait(
-            "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
+        found: dict[TopicPartition, OffsetAndEpoch | None] = await self._drive(
+            self._committed_steps(partitions, timeout)
         )
-        self._core.metrics.committed_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
-        return {partition: found.get(partition) for partition in wanted}
+        return found
 
     async def offsets_for_times(
         self, times: Mapping[Partition, int], timeout: float | None = None
     ) -> dict[TopicPartition, FoundOffset | None]:
         """For each partition, the first record at or after a timestamp in ms; None where every record is older."""
-        found = await self._list_offsets(times_of(times), timeout)
-        return {partition: each if each.offset >= 0 else None for partition, each in found.items()}
+        found: dict[TopicPartition, FoundOffset | None] = await self._drive(self._times_steps(times, timeout))
+        return found
 
     async def beginning_offsets(
         self, *partitions: Partition, timeout: float | None = None
     ) -> dict[TopicPartition, int]:
         """The first offset of each partition."""
-        return await self._ends(partitions, OffsetSpec.EARLIEST, timeout)
+        found: dict[TopicPartition, int] = await self._drive(self._end_steps(partitions, OffsetSpec.EARLIEST, timeout))
+        return found
 
     async def end_offsets(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
         """The offset after the last record that this consumer may read."""
-        return await self._ends(partitions, OffsetSpec.LATEST, timeout)
-
-    async def _ends(
-        self, partitions: tuple[Partition, ...], spec: OffsetSpec, timeout: float | None
-    ) -> dict[TopicPartition, int]:
-        wanted = partitions_of(partitions) or sorted(self.assignment())
-        found = await self._list_offsets(dict.fromkeys(wanted, int(spec)), timeout)
-        return {partition: each.offset for partition, each in found.items()}
-
-    async def _list_offsets(
-        self, times: Mapping[TopicPartition, int], timeout: float | None
-    ) -> dict[TopicPartition, FoundOffset]:
-        found: dict[TopicPartition, FoundOffset] = await self._wait(
-            "looking up offsets", timeout, lambda operation: self._core.positions.list_offsets(times, operation)
-        )
-        return {partition: found[partition] for partition in times}
+        found: dict[TopicPartition, int] = await self._drive(self._end_steps(partitions, OffsetSpec.LATEST, timeout))
+        return found
 
     async def lag(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
         """Records between the position and the end of each assigned partition, from a new look at the ends."""
-        wanted = partitions_of(partitions) or sorted(self.assignment())
-        ends = await self.end_offsets(*wanted, timeout=timeout)
-        positions = self.positions()
-        return {
-            partition: max(0, end - positions[partition].offset)
-            for partition, end in ends.items()
-            if partition in positions
-        }
+        found: dict[TopicPartition, int] = await self._drive(self._lag_steps(partitions, timeout))
+        return found
 
     # -- topics
 
     async def partitions_for(self, topic: str, timeout: float | None = None) -> Topic:
         """The topic's partitions, with leaders and replicas. Raises `ApiError` where it does not exist."""
-        found: Topic | None = await self._wait(
-            "the topic's metadata", timeout, lambda operation: self._core.topic(topic, operation)
-        )
-        if found is None:
-            raise unknown_topic(topic)
+        found: Topic = await self._drive(self._topic_steps(topic, timeout))
         return found
 
     async def list_topics(self, timeout: float | None = None) -> dict[str, Topic]:
         """All topics that this user may see, by name."""
-        found: dict[str, Topic] = await self._wait("listing topics", timeout, self._core.all_topics)
+        found: dict[str, Topic] = await self._drive(self._wait("listing topics", timeout, self._core.all_topics))
         return found
 
     async def unsubscribe(self) -> None:
         """Read nothing, and leave the group. The listener is called with what is given up."""
         self._started()
         await self._revoke_all()
-        self._begin()
-        self._iterator.replace_rest([])
-        operation = self._core.unsubscribe()
-        self._listener = None
-        if operation is not None:
-            await self._finish(operation)
+        await self._drive(self._unsubscribe_steps())
 
     async def _revoke_all(self) -> None:
         owned = sorted(self._core.subscription.partitions) if self._core.subscription.is_by_group else []
@@ -372,14 +316,14 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
             return
         due_ms = self._now_ms() + int((30.0 if timeout is None else timeout) * 1000)
         try:
-            positions = self.positions() if processed else self._positions_after_failure()
-            await self._finish_quietly(self._begin().begin_close(positions), due_ms)
+            await self._drive(self._commit_last_steps(processed=processed, due_ms=due_ms))
             try:
                 with contextlib.suppress(ApiError):
                     await self._revoke_all()
             finally:  # what the listener raises is raised when the member has left
                 if not self._is_closed:  # by the listener
-                    await self._leave(leave_group, due_ms)
+                    await self._drive(self._leave_steps(leave_group, due_ms))
+                    await self._drive(self._push_last_metrics(due_ms))
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -388,7 +332,5 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
             io.wake()
         await asyncio.shield(io.ended)
 
-    async def _leave(self, leave_group: bool | None, due_ms: int) -> None:
-        await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
-        if not self._core.metrics_have_ended(self._now_ms()):
-            await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
+    def _now_ns(self) -> int:
+        return self._now_ms() * _NS_PER_MS

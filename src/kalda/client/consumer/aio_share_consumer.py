@@ -22,8 +22,8 @@ from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_con
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.aio_shell import AioShell
-from kalda.client.consumer.common_calls import K, V
-from kalda.client.consumer.share_calls import ShareCalls, Steps
+from kalda.client.consumer.common_calls import K, Steps, V
+from kalda.client.consumer.share_calls import ShareCalls
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.share_consumer import ShareConsumerCore
 from kalda.records.consuming import Record, RecordIterator
@@ -119,7 +119,7 @@ class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
                 yield record
             if self._is_closed:
                 return
-            iterator.replace_rest(await self._drive(self._record_steps(None, None)))
+            iterator.replace_rest(await self._poll(self._record_steps(None, None)))
 
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """The next records, up to `max_records` (`max.poll.records`), for this consumer alone while its lock on them
@@ -127,7 +127,7 @@ class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
 
         Raises `ApiError`, `Wakeup`, `UndecodableRecord` (the record was released or rejected already), and `WrongState`
         where explicit mode misses an acknowledgement of a record that was returned before."""
-        records: list[Record[K, V]] = await self._drive(self._record_steps(timeout, max_records))
+        records: list[Record[K, V]] = await self._poll(self._record_steps(timeout, max_records))
         return records
 
     async def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
@@ -135,7 +135,7 @@ class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
         None where none came within `timeout` seconds. Brokers hand out some `max.poll.records` at a time: raise it.
 
         Deserializers are not applied, and rows cannot be renewed. Needs the `arrow` extra."""
-        batch: pa.RecordBatch | None = await self._drive(self._arrow_steps(timeout, max_records))
+        batch: pa.RecordBatch | None = await self._poll(self._arrow_steps(timeout, max_records))
         return batch
 
     async def commit_sync(self, timeout: float | None = None) -> dict[TopicPartition, ApiError | None]:
@@ -178,18 +178,9 @@ class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
 
     # -- inside
 
-    async def _drive(self, steps: Steps) -> Any:
-        """Run a call that waits."""
-        self._started()
-        await asyncio.sleep(0)  # whoever finds records in each poll must let the loop receive and send
-        try:
-            wait = next(steps)
-            while True:
-                wait = steps.send(await self._run_until(wait.is_done, wait.due_ms))
-        except StopIteration as end:
-            return end.value
-        finally:
-            steps.close()
+    async def _poll(self, steps: Steps) -> Any:
+        await asyncio.sleep(0)  # an application that finds records in each poll must let the loop receive and send
+        return await self._drive(steps)
 
     def _let_run(self) -> None:
         self._changed()

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kalda.base.errors import WrongState
 from kalda.base.ids import Uuid
-from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven
+from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven, Steps
 from kalda.client.transport.channels import security_of
 from kalda.client.transport.client_host import REAL_HOST, ClientHost
 from kalda.client.transport.io_loop import IoLoop
-from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.subscribed_core import SubscribedCore
 
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger(__name__)
 FOREVER_S = 3600.0 * 24 * 365
 
 
@@ -103,10 +97,6 @@ class AioShell(CommonCalls):
             raise WrongState("the consumer belongs to another event loop: make one in each loop")
         return self._io
 
-    def _due_ms(self, timeout: float | None) -> int:
-        timeout_ms = self._core.config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
-        return self._now_ms() + timeout_ms
-
     async def _run_until(self, is_done: Callable[[], bool], due_ms: int) -> bool:
         """Wait until `is_done` or the deadline. True: it is done."""
         io = self._started()
@@ -122,35 +112,16 @@ class AioShell(CommonCalls):
             timer.cancel()
             self._driven.waiting.pop(future, None)
 
-    async def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
-        """The result of an operation that `begin` starts."""
-        self._started()
-        operation = Operation(what, self._due_ms(timeout))
-        self._core.requests.now_ms = self._now_ms()
-        begin(operation)
-        return await self._finish(operation)
-
-    async def _finish(self, operation: Operation) -> Any:
-        core = self._core
-        done = lambda: operation.is_done or self._is_woken or core.refused is not None  # noqa: E731
-        await self._run_until(done, operation.deadline_ms)
-        if not operation.is_done:
-            self._raise_if_woken()
-            self._check_open()
-            if core.refused is not None:
-                raise core.refused
-        if operation.is_late or not operation.is_done:
-            raise operation.late(self._core.connections.last_failure)
-        if operation.error is not None:
-            raise operation.error
-        return operation.result
-
-    async def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
-        if operation is None:
-            return
-        done = await self._run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
-        if not done or operation.error is not None:
-            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
+    async def _drive(self, steps: Steps) -> Any:
+        """Run a call that waits."""
+        try:
+            wait = next(steps)
+            while True:
+                wait = steps.send(await self._run_until(wait.is_done, wait.due_ms))
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
 
 
 def _give_up(future: asyncio.Future[bool]) -> None:

@@ -6,19 +6,16 @@ ends.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.ids import Uuid
-from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed
+from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, Steps
 from kalda.client.consumer.consumer_io import ConsumerIo, LockedConsumer
 from kalda.client.transport.channels import monotonic_ms, security_of
 from kalda.client.transport.held_signals import HoldingLock
-from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.subscribed_core import SubscribedCore
 
 if TYPE_CHECKING:
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from kalda.base.configs.share_consumer import ShareConsumerConfig
     from kalda.network.client.security import ClientSecurity
 
-log = logging.getLogger(__name__)
 _open: weakref.WeakSet[LockedConsumer] = weakref.WeakSet()
 
 
@@ -95,50 +91,16 @@ class BlockingShell(CommonCalls):
         if self._driven.failure is not None:
             raise self._driven.failure
 
-    def _due_ms(self, timeout: float | None) -> int:
-        timeout_ms = self._core.config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
-        return monotonic_ms() + timeout_ms
-
-    def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
-        """The result of an operation that `begin` starts."""
-        self._check_open()
-        operation = Operation(what, self._due_ms(timeout))
-        with self._lock:
-            self._core.requests.now_ms = self._now_ms()
-            begin(operation)
-        return self._finish(operation)
-
-    def _finish(self, operation: Operation) -> Any:
-        core, driven = self._core, self._driven
-        done = lambda: operation.is_done or self._is_woken or driven.is_ending or core.refused is not None  # noqa: E731
-        self._io.run_until(done, operation.deadline_ms)
-        if not operation.is_done:
-            self._raise_if_woken()
-            self._check_open()
-            if core.refused is not None:
-                raise core.refused
-        if operation.is_late or not operation.is_done:
-            raise operation.late(self._core.connections.last_failure)
-        if operation.error is not None:
-            raise operation.error
-        return operation.result
-
-    def _push_last_metrics(self, due_ms: int) -> None:
-        with self._lock:
-            if self._core.metrics_have_ended(monotonic_ms()):
-                return
-        self._io.run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
-
-    def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
-        if operation is None:
-            return
-        self._driven.polling += 1
+    def _drive(self, steps: Steps) -> Any:
+        """Run a call that waits."""
         try:
-            done = self._io.run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
+            wait = next(steps)
+            while True:
+                wait = steps.send(self._io.run_until(wait.is_done, wait.due_ms) or wait.is_done())
+        except StopIteration as end:
+            return end.value
         finally:
-            self._driven.polling -= 1
-        if not done or operation.error is not None:
-            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
+            steps.close()
 
 
 def _after_fork() -> None:

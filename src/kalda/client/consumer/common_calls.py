@@ -1,16 +1,22 @@
-"""What consumers and share consumers have in common, blocking ones and those of asyncio: calls that do not wait, and
-what the I/O of all of them runs."""
+"""What consumers and share consumers have in common, blocking ones and those of asyncio: calls, and what the I/O of all
+of them runs.
+
+A call that waits is a generator. It yields what it waits for, and until when; the shell that drives it, by the thread's
+I/O or on the loop, sends back whether that has come. What it returns is the call's result.
+"""
 
 from __future__ import annotations
 
+import logging
 import typing
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, KafkaError
 from kalda.client.transport.driven import Driven, OfOneProcess
-from kalda.clientcore.consuming.consumer_errors import Wakeup
+from kalda.clientcore.consuming.consumer_errors import Operation, Wakeup
 from kalda.clientcore.subscribed_core import SubscribedCore
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ else:
         return typing.TypeVar(name)
 
 
+log = logging.getLogger(__name__)
 K = TypeVar("K", default=Any)
 """The keys that `key.deserializer` makes."""
 V = TypeVar("V", default=Any)
@@ -70,8 +77,18 @@ class ConsumerDriven(Driven):
         self.core.connections.close(self.core.requests.now_ms)
 
 
-class CommonCalls(OfOneProcess):
-    """What a consumer of any kind can do without waiting."""
+class Wait(NamedTuple):
+    """What a call waits for."""
+
+    is_done: Callable[[], bool]
+    due_ms: int
+
+
+Steps: typing.TypeAlias = Generator[Wait, bool, Any]
+
+
+class CommonCalls(OfOneProcess, ABC):
+    """What a consumer of any kind can do."""
 
     _core: SubscribedCore
     _driven: ConsumerDriven
@@ -79,19 +96,21 @@ class CommonCalls(OfOneProcess):
     """`wakeup` was called, and no call has ended with `Wakeup` since."""
     _lock: AbstractContextManager[Any]
 
+    @abstractmethod
     def _current(self) -> object:
         """The thread or task that calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check_open(self) -> None:
-        raise NotImplementedError
+        """Raises `ConsumerClosed`, and what has ended the I/O."""
 
+    @abstractmethod
     def _now_ms(self) -> int:
-        raise NotImplementedError
+        """Monotonic time."""
 
+    @abstractmethod
     def _changed(self) -> None:
-        """The loop has something to do."""
-        raise NotImplementedError
+        """The I/O has something to do."""
 
     def metrics(self) -> dict[str, Any]:
         """The consumer's metrics by Kafka's names; those of a topic, a partition or a node behind its name and a
@@ -120,3 +139,50 @@ class CommonCalls(OfOneProcess):
         """The deserializers, of a consumer that has ended: they are closed once."""
         codecs, self._core.codecs = self._core.codecs, {}
         return list(codecs.values())
+
+    def _due_ms(self, timeout: float | None) -> int:
+        timeout_ms = self._core.config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
+        return self._now_ms() + timeout_ms
+
+    def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Steps:
+        """The result of an operation that `begin` starts."""
+        self._check_open()
+        operation = Operation(what, self._due_ms(timeout))
+        with self._lock:
+            self._core.requests.now_ms = self._now_ms()
+            begin(operation)
+        return (yield from self._finish(operation))
+
+    def _finish(self, operation: Operation) -> Steps:
+        """The result of an operation that has begun."""
+        core, driven = self._core, self._driven
+        done = lambda: operation.is_done or self._is_woken or driven.is_ending or core.refused is not None  # noqa: E731
+        yield Wait(done, operation.deadline_ms)
+        if not operation.is_done:
+            self._raise_if_woken()
+            self._check_open()
+            if core.refused is not None:
+                raise core.refused
+        if operation.is_late or not operation.is_done:
+            raise operation.late(core.connections.last_failure)
+        if operation.error is not None:
+            raise operation.error
+        return operation.result
+
+    def _finish_quietly(self, operation: Operation | None, due_ms: int) -> Steps:
+        """As `_finish`, when the consumer is closed: a failure is logged."""
+        if operation is None:
+            return
+        self._driven.polling += 1
+        try:
+            done = yield Wait(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
+        finally:
+            self._driven.polling -= 1
+        if not done or operation.error is not None:
+            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
+
+    def _push_last_metrics(self, due_ms: int) -> Steps:
+        with self._lock:
+            have_ended = self._core.metrics_have_ended(self._now_ms())
+        if not have_ended:
+            yield Wait(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from kalda import __version__
 from kalda.base.configs.consumer import CONSUMER, consumer_config
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
 from kalda.client.consumer.common_calls import K, V
@@ -39,10 +39,7 @@ from kalda.client.consumer.consumer_calls import (
     RebalanceListener,
     first_offsets,
     offsets_of,
-    partitions_of,
     require_subscription,
-    times_of,
-    unknown_topic,
 )
 from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
@@ -288,26 +285,8 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
 
     def position(self, partition: Partition, timeout: float | None = None) -> int:
         """The offset of the next record of an assigned partition; where it is not known yet, that is waited for."""
-        (which,) = partitions_of([partition])
-        self._check_open()
-        with self._lock:
-            state = self._core.need_position(which)
-        due_ms = self._due_ms(timeout)
-        self._driven.polling += 1
-        try:
-            while state.offset < 0:
-                self._raise_if_woken()
-                with self._lock:
-                    self._core.raise_error()
-                found = lambda: state.offset >= 0 or self._has_trouble()  # noqa: E731
-                if not self._io.run_until(found, due_ms):
-                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the position of {which} was not found in time")
-        finally:
-            self._driven.polling -= 1
-        return self.positions()[which].offset
-
-    def _has_trouble(self) -> bool:
-        return self._is_woken or self._driven.is_ending or self._core.has_error
+        offset: int = self._drive(self._position_steps(partition, timeout))
+        return offset
 
     def commit(
         self,
@@ -320,21 +299,17 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
         """Commit `offsets`, those after a record, or None: the positions. With `wait` it is repeated until it is done
         or `timeout` has passed, and raises `CommitFailed` where the partitions belong to others by now. Without, it is
         tried once, and `on_done(offsets, error)` is called during a later call."""
+        if wait:
+            self._drive(self._commit_steps(offsets, timeout))
+            return
         self._check_open()
         chosen = offsets_of(offsets)
         with self._lock:
             core = self._begin()
             operation = Operation("the commit", self._due_ms(timeout))
-            if not wait:
-                operation.on_done = lambda done: self._on_committed(done, on_done)
-            core.commit(self.positions() if chosen is None else chosen, operation, repeats=wait)
-        if wait:
-            began_ns = time.perf_counter_ns()
-            self._finish(operation)
-            core.metrics.commit_sync_ns.value += time.perf_counter_ns() - began_ns
-            self._intercept_commit(operation.result or {})
-        else:
-            self._io.turn_at_once()
+            operation.on_done = lambda done: self._on_committed(done, on_done)
+            core.commit(self.positions() if chosen is None else chosen, operation, repeats=False)
+        self._io.turn_at_once()
 
     def _on_committed(self, operation: Operation, on_done: Callable[[Any, Any], None] | None) -> None:
         if operation.error is None:
@@ -348,83 +323,49 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
         self, *partitions: Partition, timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
         """The group's committed offsets; None where a partition has none. Without arguments: of all assigned ones."""
-        wanted = partitions_of(partitions) or sorted(self.assignment())
-        began_ns = time.perf_counter_ns()
-        found = self._wait(
-            "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
-        )
-        self._core.metrics.committed_ns.value += time.perf_counter_ns() - began_ns
-        return {partition: found.get(partition) for partition in wanted}
+        found: dict[TopicPartition, OffsetAndEpoch | None] = self._drive(self._committed_steps(partitions, timeout))
+        return found
 
     def offsets_for_times(
         self, times: Mapping[Partition, int], timeout: float | None = None
     ) -> dict[TopicPartition, FoundOffset | None]:
         """For each partition, the first record at or after a timestamp in ms; None where every record is older."""
-        found = self._list_offsets(times_of(times), timeout)
-        return {partition: each if each.offset >= 0 else None for partition, each in found.items()}
+        found: dict[TopicPartition, FoundOffset | None] = self._drive(self._times_steps(times, timeout))
+        return found
 
     def beginning_offsets(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
         """The first offset of each partition."""
-        return self._ends(partitions, OffsetSpec.EARLIEST, timeout)
+        found: dict[TopicPartition, int] = self._drive(self._end_steps(partitions, OffsetSpec.EARLIEST, timeout))
+        return found
 
     def end_offsets(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
         """The offset after the last record that this consumer may read: the high watermark, or the last stable offset
         with `isolation.level=read_committed`."""
-        return self._ends(partitions, OffsetSpec.LATEST, timeout)
-
-    def _ends(
-        self, partitions: tuple[Partition, ...], spec: OffsetSpec, timeout: float | None
-    ) -> dict[TopicPartition, int]:
-        wanted = partitions_of(partitions) or sorted(self.assignment())
-        found = self._list_offsets(dict.fromkeys(wanted, int(spec)), timeout)
-        return {partition: each.offset for partition, each in found.items()}
-
-    def _list_offsets(
-        self, times: Mapping[TopicPartition, int], timeout: float | None
-    ) -> dict[TopicPartition, FoundOffset]:
-        found: dict[TopicPartition, FoundOffset] = self._wait(
-            "looking up offsets", timeout, lambda operation: self._core.positions.list_offsets(times, operation)
-        )
-        return {partition: found[partition] for partition in times}
+        found: dict[TopicPartition, int] = self._drive(self._end_steps(partitions, OffsetSpec.LATEST, timeout))
+        return found
 
     def lag(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
         """Records between the position and the end of each assigned partition, from a new look at the ends."""
-        wanted = partitions_of(partitions) or sorted(self.assignment())
-        ends = self.end_offsets(*wanted, timeout=timeout)
-        positions = self.positions()
-        return {
-            partition: max(0, end - positions[partition].offset)
-            for partition, end in ends.items()
-            if partition in positions
-        }
+        found: dict[TopicPartition, int] = self._drive(self._lag_steps(partitions, timeout))
+        return found
 
     # -- topics
 
     def partitions_for(self, topic: str, timeout: float | None = None) -> Topic:
         """The topic's partitions, with leaders and replicas. Raises `ApiError` where it does not exist."""
-        found: Topic | None = self._wait(
-            "the topic's metadata", timeout, lambda operation: self._core.topic(topic, operation)
-        )
-        if found is None:
-            raise unknown_topic(topic)
+        found: Topic = self._drive(self._topic_steps(topic, timeout))
         return found
 
     def list_topics(self, timeout: float | None = None) -> dict[str, Topic]:
         """All topics that this user may see, by name."""
-        found: dict[str, Topic] = self._wait("listing topics", timeout, self._core.all_topics)
+        found: dict[str, Topic] = self._drive(self._wait("listing topics", timeout, self._core.all_topics))
         return found
 
     def unsubscribe(self) -> None:
         """Read nothing, and leave the group. The listener is called with what is given up."""
         self._check_open()
         self._revoke_all()
-        with self._lock:
-            self._begin()
-            self._iterator.replace_rest([])
-            operation = self._core.unsubscribe()
-        self._listener = None
-        if operation is not None:
-            self._finish(operation)
+        self._drive(self._unsubscribe_steps())
 
     def _revoke_all(self) -> None:
         with self._lock:
@@ -453,26 +394,20 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
             return
         due_ms = monotonic_ms() + int((30.0 if timeout is None else timeout) * 1000)
         try:
-            with self._lock:
-                core = self._begin()
-                positions = self.positions() if processed else self._positions_after_failure()
-                operation = core.begin_close(positions)
-            self._finish_quietly(operation, due_ms)
+            self._drive(self._commit_last_steps(processed=processed, due_ms=due_ms))
             try:
                 with contextlib.suppress(ApiError):
                     self._revoke_all()
             finally:  # what the listener raises is raised when the member has left
                 if not self._is_closed:  # by the listener
-                    self._leave(leave_group, due_ms)
+                    self._drive(self._leave_steps(leave_group, due_ms))
+                    self._io.turn_at_once()
+                    self._drive(self._push_last_metrics(due_ms))
         finally:
             self._is_closed = True
             self._close_objects()
             self._iterator.replace_rest([])
             self._stop()
 
-    def _leave(self, leave_group: bool | None, due_ms: int) -> None:
-        with self._lock:
-            operation = self._begin().begin_leave(leave_group)
-        self._finish_quietly(operation, due_ms)
-        self._io.turn_at_once()
-        self._push_last_metrics(due_ms)
+    def _now_ns(self) -> int:
+        return time.perf_counter_ns()

@@ -1,9 +1,10 @@
-"""The calls of a consumer that do not wait: the same in the blocking and the asyncio consumer."""
+"""The calls of a consumer: the same in the blocking and the asyncio one."""
 
 from __future__ import annotations
 
 import logging
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,13 +12,14 @@ from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.errors import ApiError, ErrorCode, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import can_be_requested
-from kalda.client.consumer.common_calls import CommonCalls
+from kalda.client.consumer.common_calls import CommonCalls, Steps, Wait
 from kalda.clientcore.consumer import ConsumerCore, SubscriptionPattern
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.fetcher import Taken
 from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, OffsetAndEpoch, SubscriptionKind
 from kalda.clientcore.groups.membership import Call, Callback
 from kalda.clientcore.interceptors import close_all
+from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 
 Partition = TopicPartition | tuple[str, int]
@@ -58,7 +60,7 @@ class ConsumerInterceptor(Protocol):
 
 
 class ConsumerCalls(CommonCalls):
-    """What both consumers can do without waiting."""
+    """What both consumers can do."""
 
     _core: ConsumerCore
     _config: ConsumerConfig
@@ -209,7 +211,112 @@ class ConsumerCalls(CommonCalls):
         with self._lock:
             self._core.request_rejoin(reason)
 
+    # -- calls that wait
+
+    def _position_steps(self, partition: Partition, timeout: float | None) -> Steps:
+        (which,) = partitions_of([partition])
+        self._check_open()
+        with self._lock:
+            state = self._core.need_position(which)
+        due_ms = self._due_ms(timeout)
+        self._driven.polling += 1
+        try:
+            while state.offset < 0:
+                self._raise_if_woken()
+                with self._lock:
+                    self._core.raise_error()
+                found = lambda: state.offset >= 0 or self._has_trouble()  # noqa: E731
+                if not (yield Wait(found, due_ms)):
+                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the position of {which} was not found in time")
+        finally:
+            self._driven.polling -= 1
+        return self.positions()[which].offset
+
+    def _has_trouble(self) -> bool:
+        return self._is_woken or self._driven.is_ending or self._core.has_error
+
+    def _commit_steps(self, offsets: Mapping[Partition, Offset] | Record | None, timeout: float | None) -> Steps:
+        chosen = offsets_of(offsets)
+        began_ns = self._now_ns()
+        committed = yield from self._wait(
+            "the commit",
+            timeout,
+            lambda operation: self._core.commit(
+                self.positions() if chosen is None else chosen, operation, repeats=True
+            ),
+        )
+        self._core.metrics.commit_sync_ns.value += self._now_ns() - began_ns
+        self._intercept_commit(committed or {})
+
+    def _committed_steps(self, partitions: tuple[Partition, ...], timeout: float | None) -> Steps:
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        began_ns = self._now_ns()
+        found = yield from self._wait(
+            "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
+        )
+        self._core.metrics.committed_ns.value += self._now_ns() - began_ns
+        return {partition: found.get(partition) for partition in wanted}
+
+    def _times_steps(self, times: Mapping[Partition, int], timeout: float | None) -> Steps:
+        found = yield from self._list_steps(times_of(times), timeout)
+        return {partition: each if each.offset >= 0 else None for partition, each in found.items()}
+
+    def _end_steps(self, partitions: tuple[Partition, ...], spec: OffsetSpec, timeout: float | None) -> Steps:
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        found = yield from self._list_steps(dict.fromkeys(wanted, int(spec)), timeout)
+        return {partition: each.offset for partition, each in found.items()}
+
+    def _list_steps(self, times: Mapping[TopicPartition, int], timeout: float | None) -> Steps:
+        found = yield from self._wait(
+            "looking up offsets", timeout, lambda operation: self._core.positions.list_offsets(times, operation)
+        )
+        return {partition: found[partition] for partition in times}
+
+    def _lag_steps(self, partitions: tuple[Partition, ...], timeout: float | None) -> Steps:
+        ends = yield from self._end_steps(partitions, OffsetSpec.LATEST, timeout)
+        positions = self.positions()
+        return {
+            partition: max(0, end - positions[partition].offset)
+            for partition, end in ends.items()
+            if partition in positions
+        }
+
+    def _topic_steps(self, topic: str, timeout: float | None) -> Steps:
+        found = yield from self._wait(
+            "the topic's metadata", timeout, lambda operation: self._core.topic(topic, operation)
+        )
+        if found is None:
+            raise unknown_topic(topic)
+        return found
+
+    def _unsubscribe_steps(self) -> Steps:
+        """After the listener was called with what is given up."""
+        with self._lock:
+            self._begin()
+            self._iterator.replace_rest([])
+            operation = self._core.unsubscribe()
+        self._listener = None
+        if operation is not None:
+            yield from self._finish(operation)
+
+    def _commit_last_steps(self, *, processed: bool, due_ms: int) -> Steps:
+        """The first part of the end. Not `processed`: the record that the `for` loop was working on is not."""
+        with self._lock:
+            core = self._begin()
+            operation = core.begin_close(self.positions() if processed else self._positions_after_failure())
+        yield from self._finish_quietly(operation, due_ms)
+
+    def _leave_steps(self, leave_group: bool | None, due_ms: int) -> Steps:
+        """The last part of the end."""
+        with self._lock:
+            operation = self._begin().begin_leave(leave_group)
+        yield from self._finish_quietly(operation, due_ms)
+
     # -- inside
+
+    @abstractmethod
+    def _now_ns(self) -> int:
+        """As `_now_ms`, as exact as can be."""
 
     def _begin(self) -> ConsumerCore:
         self._core.requests.now_ms = self._now_ms()

@@ -1,20 +1,17 @@
-"""The calls of a share consumer: the same in the blocking and the asyncio one.
-
-A call that waits is a generator. It yields what it waits for, and until when; whoever runs it, the thread's I/O or the
-loop, sends back whether that has come. What it returns is the call's result.
-"""
+"""The calls of a share consumer: the same in the blocking and the asyncio one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from kalda.base.configs.share_consumer import ShareConsumerConfig
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.base.share_states import AcknowledgeType
-from kalda.client.consumer.common_calls import CommonCalls
+from kalda.client.consumer.common_calls import CommonCalls, Steps, Wait
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.interceptors import close_all
 from kalda.clientcore.share_consumer import ShareConsumerCore
@@ -29,14 +26,6 @@ log = logging.getLogger(__name__)
 FOREVER_MS = 1000 * 3600 * 24 * 365
 
 
-class Wait(NamedTuple):
-    """What a call waits for."""
-
-    is_done: Callable[[], bool]
-    due_ms: int
-
-
-Steps: TypeAlias = Generator[Wait, bool, Any]
 Acknowledgeable: TypeAlias = "Record[Any, Any] | pa.RecordBatch"
 
 
@@ -134,13 +123,13 @@ class ShareCalls(CommonCalls):
         finally:
             self._calling = None
 
+    @abstractmethod
     def _let_run(self) -> None:
-        """Polls that find records do not wait: let heartbeats and acknowledgements be sent all the same."""
-        raise NotImplementedError
+        """Polls that find records do not wait: heartbeats and acknowledgements are sent all the same."""
 
+    @abstractmethod
     def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
-        """What is buffered."""
-        raise NotImplementedError
+        """What `take` returns of the buffers. Where the caller is interrupted, the records are released."""
 
     def _poll_steps(self, due_ms: int, take: Callable[[], list[Any]]) -> Steps:
         self._require_usable()
@@ -246,10 +235,7 @@ class ShareCalls(CommonCalls):
                 leaving = self._begin().begin_leave()
             if leaving is not None:
                 yield Wait(lambda: leaving.is_done or self._driven.is_ending, min(due_ms, leaving.deadline_ms))
-            with self._lock:
-                have_ended = self._core.metrics_have_ended(self._now_ms())
-            if not have_ended:
-                yield Wait(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
+            yield from self._push_last_metrics(due_ms)
 
     def _close_objects(self) -> None:
         """The consumer has ended: deserializers that have a `close` are closed, once."""

@@ -26,7 +26,7 @@ from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
 from kalda.client.consumer.common_calls import K, V
-from kalda.client.consumer.share_calls import ShareCalls, Steps
+from kalda.client.consumer.share_calls import ShareCalls
 from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.share_consumer import ShareConsumerCore
@@ -174,17 +174,6 @@ class ShareConsumer(ShareCalls, BlockingShell, Generic[K, V]):
             self._stop()
 
     # -- inside
-
-    def _drive(self, steps: Steps) -> Any:
-        """Run a call that waits."""
-        try:
-            wait = next(steps)
-            while True:
-                wait = steps.send(self._io.run_until(wait.is_done, wait.due_ms) or wait.is_done())
-        except StopIteration as end:
-            return end.value
-        finally:
-            steps.close()
 
     def _let_run(self) -> None:
         if monotonic_ms() - self._io.last_turn_ms >= _TURN_EVERY_MS:
