@@ -110,8 +110,8 @@ REFUSED = {
     'Producer(bootstrap_server="h:1")': "call-arg",
     'Producer(bootstrap_servers="h:1", linger_ms=[5])': "arg-type",
     'Admin(group_id="g")': "call-arg",
-    'Consumer(bootstrap_server="h:1")': "call-overload",
-    'AioConsumer(bootstrap_servers="h:1", max_poll_record=5)': "call-overload",
+    'Consumer(bootstrap_server="h:1")': "call-arg",
+    'AioConsumer(bootstrap_servers="h:1", max_poll_record=5)': "call-arg",
     "handle(ints)": "arg-type",
 }
 

@@ -20,14 +20,14 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic
 
 from kalda import __version__
 from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.aio_shell import AioShell
-from kalda.client.consumer.common_calls import K, V
+from kalda.client.consumer.common_calls import K, V, with_deserializers
 from kalda.client.consumer.consumer_calls import (
     ConsumerCalls,
     Offset,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.consumer.common_calls import Deserialize, Deserializes
     from kalda.client.keywords import ConsumerKeywords
 
 log = logging.getLogger(__name__)
@@ -60,50 +60,19 @@ _FOREVER_S = 3600.0 * 24 * 365
 class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
     """Reads topics; an asynchronous context manager that closes it."""
 
-    @overload
     def __init__(
-        self: Consumer[K, V],
+        self,
         config: Mapping[str, object] | str | os.PathLike[str] | None = None,
         *,
-        key_deserializer: Deserialize[K],
-        value_deserializer: Deserialize[V],
+        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
+        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
         **keywords: Unpack[ConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Consumer[Any, V],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: object = None,
-        value_deserializer: Deserialize[V],
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Consumer[K, Any],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K],
-        value_deserializer: object = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Consumer[Any, Any],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: object = None,
-        value_deserializer: object = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> None: ...
-
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call that waits."""
-        self._config = settings = consumer_config(read_config(CONSUMER, config), keywords)
+        self._config = settings = consumer_config(
+            read_config(CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
+        )
         self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
         group, host = settings.group_id, self._host
         name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"

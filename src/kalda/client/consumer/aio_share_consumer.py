@@ -15,14 +15,14 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic
 
 from kalda import __version__
 from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_config
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.aio_shell import AioShell
-from kalda.client.consumer.common_calls import K, Steps, V
+from kalda.client.consumer.common_calls import K, Steps, V, with_deserializers
 from kalda.client.consumer.share_calls import ShareCalls
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.share_consumer import ShareConsumerCore
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.consumer.common_calls import Deserialize, Deserializes
     from kalda.client.keywords import ShareConsumerKeywords
 
 _numbers = itertools.count(1)
@@ -42,50 +42,19 @@ _numbers = itertools.count(1)
 class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
     """Reads topics as a member of a share group; an asynchronous context manager that closes it."""
 
-    @overload
     def __init__(
-        self: ShareConsumer[K, V],
+        self,
         config: Mapping[str, object] | str | os.PathLike[str] | None = None,
         *,
-        key_deserializer: Deserialize[K],
-        value_deserializer: Deserialize[V],
+        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
+        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
         **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: ShareConsumer[Any, V],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: object = None,
-        value_deserializer: Deserialize[V],
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: ShareConsumer[K, Any],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K],
-        value_deserializer: object = None,
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: ShareConsumer[Any, Any],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: object = None,
-        value_deserializer: object = None,
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call that waits."""
-        self._config = settings = share_consumer_config(read_config(SHARE_CONSUMER, config), keywords)
+        self._config = settings = share_consumer_config(
+            read_config(SHARE_CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
+        )
         host = self._host
         self._core = ShareConsumerCore(
             settings,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -46,6 +46,12 @@ K = TypeVar("K", default=Any)
 """The keys that `key.deserializer` makes."""
 V = TypeVar("V", default=Any)
 """The values that `value.deserializer` makes."""
+
+
+def with_deserializers(keywords: Mapping[str, object], key: object, value: object) -> dict[str, object]:
+    """The keywords of a consumer, with those that are typed by what they make."""
+    given = {"key_deserializer": key, "value_deserializer": value}
+    return {**keywords, **{name: each for name, each in given.items() if each is not None}}
 
 
 class ConsumerClosed(KafkaError, RuntimeError):

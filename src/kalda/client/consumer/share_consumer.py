@@ -18,14 +18,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic
 
 from kalda import __version__
 from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_config
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
-from kalda.client.consumer.common_calls import K, V
+from kalda.client.consumer.common_calls import K, V, with_deserializers
 from kalda.client.consumer.share_calls import ShareCalls
 from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.consumer.common_calls import Deserialize, Deserializes
     from kalda.client.keywords import ShareConsumerKeywords
 
 _numbers = itertools.count(1)
@@ -48,50 +48,19 @@ _TURN_EVERY_MS = 5
 class ShareConsumer(ShareCalls, BlockingShell, Generic[K, V]):
     """Reads topics as a member of a share group; a context manager that closes it."""
 
-    @overload
     def __init__(
-        self: ShareConsumer[K, V],
+        self,
         config: Mapping[str, object] | str | os.PathLike[str] | None = None,
         *,
-        key_deserializer: Deserialize[K],
-        value_deserializer: Deserialize[V],
+        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
+        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
         **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: ShareConsumer[Any, V],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: object = None,
-        value_deserializer: Deserialize[V],
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: ShareConsumer[K, Any],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K],
-        value_deserializer: object = None,
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: ShareConsumer[Any, Any],
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: object = None,
-        value_deserializer: object = None,
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None: ...
-
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
-        self._config = settings = share_consumer_config(read_config(SHARE_CONSUMER, config), keywords)
+        self._config = settings = share_consumer_config(
+            read_config(SHARE_CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
+        )
         client_id = settings.client_id or f"consumer-{settings.group_id}-{next(_numbers)}"
         self._core = ShareConsumerCore(
             settings,
