@@ -12,9 +12,8 @@ from functools import partial
 
 from kalda.records import codec
 from kalda.records.arrow import RowEncoder, iter_record_batches
-from kalda.records.batch import HEADER_SIZE, read_header
+from kalda.records.batch import HEADER_SIZE, crc32c, read_header
 from kalda.records.builder import build_batch, read_records
-from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression, compress, decompress
 from kalda.records.validation import RecordRules, validate_produced
 

@@ -39,7 +39,7 @@ from harness.systems import KALDA, System, systems
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
@@ -182,7 +182,7 @@ def measure(system: System, kind: str, seconds: float) -> Noticed:
         with CommandAdmin(f"127.0.0.1:{node.port}") as cluster:
             cluster.alter_client_quotas({(("client-id", "storm"),): _QUOTAS}).check()
             if kind == "telemetry":
-                cluster.set_configs(Resource(ConfigResourceType.CLIENT_METRICS, "all"), {"metrics": "*"})
+                cluster.set_configs(ConfigResource(ConfigResourceType.CLIENT_METRICS, "all"), {"metrics": "*"})
             raw = Raw(node.port, produce_request("calm", 100), 9)
             raw.round_trips(_WARM_UP)
             before = raw.round_trips(10 * _ROUND_TRIPS)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from kalda.client.admin.configs import Alteration, ConfigEntry, ConfigResource, Synonym
     from kalda.client.admin.features import Feature, Features
     from kalda.client.admin.group_values import Group, ListedGroup, Member
+    from kalda.client.admin.groups import ShareGroupOffset
     from kalda.client.admin.nodes import ClusterDescription, LogDir, Node
     from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
     from kalda.client.admin.reassignments import Reassignment
-    from kalda.client.admin.share_groups import ShareGroupOffset
     from kalda.client.admin.topics import CreatedTopic, NewTopic
     from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
     from kalda.client.consumer.common_calls import ConsumerClosed
@@ -55,18 +55,16 @@ if TYPE_CHECKING:
     from kalda.clientcore.consuming.subscription import OffsetAndEpoch
     from kalda.clientcore.producing.producer_batch import RecordMetadata, WrittenBatch
     from kalda.clientcore.producing.producer_errors import (
+        AbortableTransactionError,
         BufferExhausted,
         DeliveryAborted,
         DeliveryTimeout,
+        FatalTransactionError,
         MetadataTimeout,
         ProducerClosed,
+        ProducerFencedError,
         RecordTooLarge,
         SerializationError,
-    )
-    from kalda.clientcore.producing.transaction_errors import (
-        AbortableTransactionError,
-        FatalTransactionError,
-        ProducerFencedError,
         TransactionMisconfiguredError,
     )
     from kalda.clientcore.producing.transaction_manager import PreparedTxnState
@@ -226,7 +224,7 @@ _NAMES = {
         "VoterListener",
     ),
     "kalda.client.admin.reassignments": ("Reassignment",),
-    "kalda.client.admin.share_groups": ("ShareGroupOffset",),
+    "kalda.client.admin.groups": ("ShareGroupOffset",),
     "kalda.client.admin.topics": (
         "CreatedTopic",
         "NewTopic",
@@ -280,18 +278,16 @@ _NAMES = {
         "WrittenBatch",
     ),
     "kalda.clientcore.producing.producer_errors": (
+        "AbortableTransactionError",
         "BufferExhausted",
         "DeliveryAborted",
         "DeliveryTimeout",
+        "FatalTransactionError",
         "MetadataTimeout",
         "ProducerClosed",
+        "ProducerFencedError",
         "RecordTooLarge",
         "SerializationError",
-    ),
-    "kalda.clientcore.producing.transaction_errors": (
-        "AbortableTransactionError",
-        "FatalTransactionError",
-        "ProducerFencedError",
         "TransactionMisconfiguredError",
     ),
     "kalda.clientcore.producing.transaction_manager": ("PreparedTxnState",),

@@ -15,7 +15,7 @@ from kalda import Consumer, Producer
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.consuming.consumer_errors import CommitFailed
-from kalda.clientcore.producing.transaction_errors import FatalTransactionError
+from kalda.clientcore.producing.producer_errors import FatalTransactionError
 
 MAX_RECORDS = 50
 

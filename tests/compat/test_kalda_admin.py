@@ -16,7 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.configs import Alteration, ConfigResource
 from kalda.client.admin.topics import NewTopic
-from kalda.clientcore.producing.transaction_errors import FatalTransactionError
+from kalda.clientcore.producing.producer_errors import FatalTransactionError
 from kalda.protocol.messages.fetch import OffsetSpec
 
 pytestmark = pytest.mark.compat

@@ -23,7 +23,7 @@ from node_cluster import NodeCluster
 from kalda import Producer
 from kalda.aio import Producer as AsyncProducer
 from kalda.client.producer.delivery import DeliveryFuture
-from kalda.clientcore.producing.transaction_errors import ProducerFencedError
+from kalda.clientcore.producing.producer_errors import ProducerFencedError
 from waiting import wait_until
 
 pytestmark = pytest.mark.compat

@@ -30,8 +30,8 @@ from kalda.protocol.messages.transactions import (
     DescribeProducersRequestTopicRequest,
     InitProducerIdRequest,
 )
+from kalda.records.batch import crc32c
 from kalda.records.builder import build_batch
-from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression
 
 pytestmark = pytest.mark.compat

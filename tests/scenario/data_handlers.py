@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from data_path_world import World
 
-from kalda.base.clock import Clock
+from kalda.base.scheduling import Clock
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.requests.context import RequestContext

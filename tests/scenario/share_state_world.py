@@ -11,9 +11,8 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import SharePartitionKey
-from kalda.coordinator.share.config import ShareCoordinatorConfig
 from kalda.coordinator.share.records import ShareRecord, decode_record
-from kalda.coordinator.share.shard import ShareState
+from kalda.coordinator.share.shard import ShareCoordinatorConfig, ShareState
 from kalda.coordinator.share.share_coordinator import ShareCoordinator
 from kalda.protocol.messages.share_records import ShareSnapshotValue
 from kalda.protocol.messages.share_state import (

@@ -14,10 +14,10 @@ from controller_world import World, creatable, state
 from paper_connection import PaperConnection, read_answer
 
 from kalda.base.background import ITEMS_A_STEP
-from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Clock
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.requests.api_versions import Features

@@ -13,7 +13,7 @@ from streams_members import StreamsMember, topology
 from streams_members import settle as settle_streams
 
 from kalda.base.errors import ErrorCode
-from kalda.cli.rebalances import print_rebalances
+from kalda.cli.explain import print_rebalances
 from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
 
 

@@ -273,7 +273,7 @@ def begin_anew_in_the_same_epoch(switch: Switch) -> None:
 
 def go_on_when_fenced(switch: Switch) -> None:
     """A producer that was fenced gets a new epoch, as if it were the latest of its transactional id."""
-    from kalda.clientcore.producing.transaction_errors import FENCED, AbortableTransactionError
+    from kalda.clientcore.producing.producer_errors import FENCED, AbortableTransactionError
     from kalda.clientcore.producing.transaction_manager import TransactionManager
     from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 

@@ -16,10 +16,9 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `durations`: quantiles of recent durations
 - `samples`: the sample of a window, and what of a quota is used without measuring a rate; compiled
 - `stats`: sampled rates, averages, percentiles and token buckets by Kafka's rules, and their quotas
-- `clock`: the clock's interface
 - `loop_time`: the time by which a node measures its peers, which a stall of its loop does not count
 - `share_states`: share partitions, delivery states, and what is written of them
-- `scheduling`: the interfaces of timers and of jobs that may block
+- `scheduling`: the interfaces of the clock, of timers and of jobs that may block
 - `disk`: the disk's interface
 - `file_slice`: a part of a file that is read piece by piece while it is sent
 - `properties`: the text format of properties files

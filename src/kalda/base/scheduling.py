@@ -1,9 +1,35 @@
-"""Interfaces by which pure code sets timers and runs jobs on threads; the shell and the simulator implement them."""
+"""Interfaces by which pure code reads the time, sets timers and runs jobs on threads: the shell implements them with
+the system's clocks and threads, the simulator with virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
+
+
+class Clock(Protocol):
+    """Two readings: wall time for timestamps that are stored or shown, monotonic time for timeouts and intervals."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch; may jump."""
+        ...
+
+    def mono_ms(self) -> int:
+        """Milliseconds since an arbitrary point; never goes back."""
+        ...
+
+
+class LoopClock(Clock, Protocol):
+    """The clock of a loop: its monotonic time stands still while the loop does (`kalda.base.loop_time`)."""
+
+    def machine_ms(self) -> int:
+        """The machine's own monotonic time."""
+        ...
+
+    def follow(self, limit_ms: int, lost_ms: int) -> None:
+        """From now on `mono_ms` is the machine's time, but at most `limit_ms`, less `lost_ms`."""
+        ...
+
 
 T = TypeVar("T")
 

@@ -346,7 +346,7 @@ def _watch(
     admin: CommandAdmin, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
 ) -> bool:
     """Wait, with a line of progress. True when all are complete, False after the timeout."""
-    from kalda.cli.reassignment.bar import wait_with_bar
+    from kalda.cli.reassignment.progress import wait_with_bar
 
     try:
         return wait_with_bar(admin, {at: targets[at].replicas for at in begun}, timeout)

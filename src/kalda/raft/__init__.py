@@ -21,7 +21,6 @@ Imports go down only, and an import contract enforces it. From the top:
 - `events.py`, `effects.py`, `rpc.py`: what goes into the machine, what comes out, what replicas exchange
 - `log_state.py`: the bounds of the log: epochs, ends, snapshots; whether a follower's log agrees
 - `voters.py`: voter sets and their history (KIP-853), `controller.quorum.voters`
-- `config.py`: what does not change while the node runs
 - `values.py`: replica keys, offsets with epochs, endpoints
 
 Formats and files:

@@ -5,8 +5,7 @@ Batches of the older magics 0 and 1 are read, and served as they are. The header
 its data path, so most other floors read and stamp headers and decode no record; a compiled scan checks the records of
 clients before they are stored. This floor has the format only: it depends on no log, socket, topic or clock.
 
-- `batch`: the header: reading, checking, stamping in place
-- `checksum`: CRC32C
+- `batch`: the header: reading, checking with CRC32C, stamping in place
 - `codec`: parsing the section of records, and converting it to and from columns; compiled by Cython where the install
   had a C compiler
 - `columns`: what `codec` converts between: a column of bytes, the section of a batch

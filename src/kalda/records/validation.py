@@ -37,6 +37,7 @@ from kalda.records.batch import (
     BatchHeader,
     TimestampType,
     check_crc,
+    crc32c,
     peek_header,
     read_header,
     stamp_known,
@@ -44,7 +45,6 @@ from kalda.records.batch import (
     write_header,
 )
 from kalda.records.builder import read_records, seal
-from kalda.records.checksum import crc32c
 from kalda.records.compression import (
     MAX_DECOMPRESSED_BYTES,
     Buffer,

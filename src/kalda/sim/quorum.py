@@ -25,12 +25,11 @@ from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRe
 from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import rpc
-from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch, ReplicaKey, VoterEndpoint
+from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch, RaftConfig, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import Voter, VoterHistory, VoterSet
 
 CLUSTER = "cluster"

@@ -12,7 +12,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, FatalTransactionError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError, FatalTransactionError
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimConsumer
 from kalda.sim.transactions import Sent, SimTransactions, until_answered

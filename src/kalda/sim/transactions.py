@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.connections.connections import OnDone
 from kalda.clientcore.producing.producer_batch import RecordMetadata
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError
 from kalda.clientcore.producing.transaction_manager import TransactionManager
 from kalda.protocol.messages.transactions import EndTxnRequest
 from kalda.protocol.notation import Request

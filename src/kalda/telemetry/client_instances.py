@@ -24,7 +24,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, UuidSource, is_reserved, uuid_to_text
 from kalda.base.java_order import java_order, uuid_hash
 from kalda.base.patterns import Pattern
-from kalda.records.checksum import crc32c
+from kalda.records.batch import crc32c
 from kalda.records.compression import Compression
 
 MAX_INSTANCES: Final = 16_384

@@ -8,7 +8,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
-from kalda.broker.process.gate import Gate
+from kalda.broker.process.listeners import Gate
 from kalda.network.server.connection import Answer, Connection
 
 CONNECTION: Any = "a connection"

@@ -8,7 +8,7 @@ import pytest
 from by_hand import HandTime, HandTimer
 
 from kalda.broker.process.shell import LoopTimers
-from kalda.network.client.deadlines import Deadline
+from kalda.network.client.client import Deadline
 
 
 class Loop:
@@ -142,7 +142,7 @@ def test_a_request_to_another_node_does_not_time_out_before_its_answer_is_read(l
 
 
 def test_an_asyncio_task_times_out_by_such_a_deadline() -> None:
-    from kalda.network.client.deadlines import timeout
+    from kalda.network.client.client import timeout
 
     async def scenario() -> None:
         with pytest.raises(TimeoutError):

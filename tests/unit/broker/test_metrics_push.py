@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from by_hand import HandJobs, HandTime
 
-from kalda.base.clock import Clock
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import Sensors
 from kalda.broker.metrics.metrics_push import MetricsPush
 from kalda.telemetry.otlp import DataPoint, decode

@@ -15,10 +15,9 @@ import pytest
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import uuid_to_text
 from kalda.broker.channels.lifecycle import Milestones
-from kalda.broker.process.dir_locks import DirLocks
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.node import Node
-from kalda.broker.process.node_parts import _warn_of_properties
+from kalda.broker.process.node_parts import DirLocks, _warn_of_properties
 from kalda.broker.process.shell import ThreadJobs
 from kalda.broker.requests.authorization import STANDARD
 from kalda.metadata.delta import MetadataDelta

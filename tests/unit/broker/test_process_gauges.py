@@ -6,7 +6,7 @@ import random
 
 from kalda.base.durations import Durations
 from kalda.base.sensors import Sensors
-from kalda.broker.metrics.process_gauges import IdleShare, add_process_gauges
+from kalda.broker.metrics.node_gauges import IdleShare, add_process_gauges
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.system_clock import SystemClock
 

@@ -11,7 +11,7 @@ from scripted_broker import TransactionalBroker
 
 from kalda import Producer, aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.producing.transaction_errors import FatalTransactionError
+from kalda.clientcore.producing.producer_errors import FatalTransactionError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.transactions import InitProducerIdResponse
 

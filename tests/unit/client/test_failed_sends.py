@@ -13,8 +13,11 @@ from scripted_broker import TransactionalBroker
 
 from kalda import aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.producing.producer_errors import SerializationError
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, ProducerFencedError
+from kalda.clientcore.producing.producer_errors import (
+    AbortableTransactionError,
+    ProducerFencedError,
+    SerializationError,
+)
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.transactions import EndTxnResponse
 

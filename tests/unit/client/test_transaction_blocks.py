@@ -12,7 +12,7 @@ from scripted_broker import ScriptedBroker
 import kalda.aio
 from kalda import Producer
 from kalda.base.errors import ErrorCode
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, ProducerFencedError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError, ProducerFencedError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.groups import FindCoordinatorResponse
 from kalda.protocol.messages.transactions import EndTxnResponse, InitProducerIdResponse

@@ -14,7 +14,7 @@ from either_producer import KINDS, TIMEOUT_S, Blocking, Used, begun
 from scripted_broker import TransactionalBroker
 
 from kalda.base.errors import ErrorCode
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.transactions import EndTxnResponse
 

@@ -8,7 +8,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.producing.transaction_errors import (
+from kalda.clientcore.producing.producer_errors import (
     AbortableTransactionError,
     FatalTransactionError,
     ProducerFencedError,

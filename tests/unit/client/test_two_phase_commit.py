@@ -12,7 +12,7 @@ from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.producing.transaction_errors import FatalTransactionError
+from kalda.clientcore.producing.producer_errors import FatalTransactionError
 from kalda.clientcore.producing.transaction_manager import PreparedTxnState, TransactionManager, TransactionState
 from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.transactions import (

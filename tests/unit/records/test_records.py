@@ -17,9 +17,8 @@ from kafka_batches import FOLDER
 import kalda
 from kalda.base.errors import CorruptRecord
 from kalda.records.arrow import SCHEMA, iter_record_batches
-from kalda.records.batch import HEADER_SIZE, advance_sequence, iter_batches, read_header, write_header
+from kalda.records.batch import HEADER_SIZE, advance_sequence, crc32c, iter_batches, read_header, write_header
 from kalda.records.builder import Record, build_batch, decode_section, read_records
-from kalda.records.checksum import crc32c
 from kalda.records.control import ControlType, read_control_record
 
 VECTORS = json.loads((FOLDER / "vectors.json").read_text())

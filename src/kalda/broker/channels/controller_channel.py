@@ -33,8 +33,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.network.client.channel import Address, Channel
-from kalda.network.client.client import Reach, RpcClient, RpcPolicy
-from kalda.network.client.deadlines import timeout
+from kalda.network.client.client import Reach, RpcClient, RpcPolicy, timeout
 from kalda.protocol.notation import Request
 
 log = logging.getLogger("kalda.channel")

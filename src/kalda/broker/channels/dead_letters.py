@@ -24,11 +24,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Clock, Timers
 from kalda.base.sensors import Sensors
 from kalda.base.share_states import SharePartitionKey
 from kalda.broker.channels.dead_letter_topics import DeadLetterTopics, Missing, Refusal, Target

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.background import Background
-from kalda.base.clock import Clock
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Clock
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.acls import AclHandlers, create_acls_failed, delete_acls_failed
 from kalda.broker.handlers.configs import ConfigHandlers

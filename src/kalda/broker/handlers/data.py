@@ -20,10 +20,10 @@ from logging import DEBUG
 from typing import Any
 
 from kalda.base.background import Steps
-from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import SensorName, counted
 from kalda.base.topic_names import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
 from kalda.broker.channels.broker_channels import BrokerChannels

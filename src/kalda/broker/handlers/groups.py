@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeVar
 from kalda.assignors.server_assignor import TopicShape
 from kalda.assignors.server_assignors import load_assignors
 from kalda.base.background import ITEMS_A_STEP, Steps
-from kalda.base.clock import Clock
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import Sensors
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.channels.streams_topics import CreateFor, StreamsTopics

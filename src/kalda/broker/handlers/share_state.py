@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from kalda.base.background import run_to_end
-from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import Coordinators, add_load_times
@@ -22,7 +22,7 @@ from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, QuotaClass, Row, message_of, on_cluster
 from kalda.coordinator.internal_topics import SHARE_STATE
 from kalda.coordinator.runtime import LoadState
-from kalda.coordinator.share.config import ShareCoordinatorConfig
+from kalda.coordinator.share.shard import ShareCoordinatorConfig
 from kalda.coordinator.share.share_coordinator import (
     DELETE,
     INITIALIZE,

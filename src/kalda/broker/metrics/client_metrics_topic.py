@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Clock, Timer, Timers
 from kalda.broker.channels.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData

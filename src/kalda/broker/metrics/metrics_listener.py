@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from kalda.base.clock import Clock
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import Sensors
 from kalda.network.server.http import HttpServer, Page
 from kalda.quota.explanation import explain, usage

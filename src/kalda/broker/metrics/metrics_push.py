@@ -17,10 +17,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kalda.base.background import ITEMS_A_STEP, Background, Priority, Steps
-from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.base.sensors import Measurable, SensorName, Sensors
 from kalda.telemetry.names import family_of, is_counter
 from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode

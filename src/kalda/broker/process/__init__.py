@@ -2,13 +2,12 @@
 
 - `node`: one process: start and stop
 - `running_node`: the parts of a node that has started, and the order of its start
-- `node_parts`: what every part is made with: identity, clocks, threads, locks, quotas, authorizer, security
+- `node_parts`: what every part is made with: identity, clocks, threads, directory locks, quotas, authorizer, security
 - `closing`: the order in which parts are closed
-- `publishers`: who is told of each image of the metadata, in which order
-- `listeners`: the bound listeners of a node
+- `publishers`: what receives each image of the metadata, in which order
+- `listeners`: the bound listeners of a node, and requests that arrive before the node can answer them
 - `broker_side`: with the broker role: the logs, its registration, its services
 - `controller_side`: with the controller role: what its listeners answer, its registration
-- `gate`: requests that arrive before the node can answer them
 - `node_security`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
 - `listener_security`: what a listener with TLS or SASL does with its connections
 - `sasl_answers`: credentials of users, delegation tokens, OAuth tokens
@@ -16,7 +15,6 @@
 - `config_providers`: `server.properties` with the secrets that it refers to
 - `loggers`: the loggers of this process as a config resource
 - `logs`: the format of log lines
-- `dir_locks`: the locks on a node's directories
 - `disk`: the operating system's files
 - `shell`: timers, threads, entropy
 - `watchdog`: how late the event loop is, and what holds it

@@ -9,15 +9,62 @@ from __future__ import annotations
 
 import logging
 import socket
+from typing import Any
 
 from kalda.base.configs.listeners import ListenerEndpoint
+from kalda.base.errors import as_api_error
+from kalda.base.pending import Pending
 from kalda.broker.process.closing import Part
-from kalda.broker.process.gate import Gate
 from kalda.broker.process.node_parts import NodeParts
-from kalda.network.server.connection import FrameHandler
+from kalda.network.server.connection import Answer, Connection, FrameHandler
 from kalda.network.server.limits import Limits, NodeLimits, by_address
 from kalda.network.server.server import Peers, Server
 from kalda.raft.values import VoterEndpoint
+
+log = logging.getLogger("kalda.node")
+
+
+class Gate:
+    """The frame handler of a listener whose own handler does not exist yet. Closed at first; `open` opens it for good.
+
+    Requests wait here, and are answered in order when the gate opens. Their number is bounded by the network, which
+    limits connections and the unanswered requests of each. Afterwards only the requests of connections that were made
+    before it opened pass it."""
+
+    def __init__(self) -> None:
+        self._handler: FrameHandler | None = None
+        """None until the gate opens."""
+        self._waiting: dict[Pending[Any], tuple[Connection, memoryview]] = {}
+        """Requests that came before that, in order of arrival. One whose connection ends is removed."""
+
+    def __call__(self, connection: Connection, frame: memoryview) -> Answer:
+        if self._handler is not None:
+            return self._handler(connection, frame)
+        pending: Pending[Any] = Pending()
+        self._waiting[pending] = (connection, frame)
+        pending.on_abandoned = lambda: self._waiting.pop(pending, None) and None
+        return pending
+
+    def open(self, handler: FrameHandler) -> None:
+        """Answer the requests that wait; from now on `handler` is called with each request at once."""
+        self._handler = handler
+        while self._waiting:
+            pending = next(iter(self._waiting))
+            connection, frame = self._waiting.pop(pending)
+            try:
+                answer = handler(connection, frame)
+            except Exception as error:  # of one request: the start of the node must not fail
+                failure = as_api_error(error)
+                if failure is not error:
+                    log.exception("a request of %s failed", connection)
+                pending.fail(failure)
+                continue
+            if isinstance(answer, Pending):
+                pending.on_abandoned = answer.abandon
+                answer.then(pending.settle)
+            else:
+                pending.complete(answer)
+
 
 log = logging.getLogger("kalda.node")
 

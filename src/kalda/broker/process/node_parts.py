@@ -6,8 +6,9 @@ They are made first, since all else takes them; none of them needs a socket or t
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 from kalda.base.background import Background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
+from kalda.base.disk import Disk, File
 from kalda.base.ids import Uuid
 from kalda.base.sensors import Sensors
 from kalda.broker.process.closing import Closing, Part
-from kalda.broker.process.dir_locks import DirLocks
 from kalda.broker.process.disk import absolute_dir
 from kalda.broker.process.shell import Host, JobPool, LoopTimers
 from kalda.broker.process.watchdog import Watchdog
@@ -27,6 +28,7 @@ from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.server.connection import FrameHandler
 from kalda.protocol.caller import Authorizer
+from kalda.storage.checkpoints import LOCK_FILE
 
 if TYPE_CHECKING:
     from kalda.broker.metrics.request_metrics import RequestMetrics
@@ -34,6 +36,46 @@ if TYPE_CHECKING:
     from kalda.broker.requests.authorization import NodeAuthorizer
     from kalda.broker.requests.pipeline import RequestPipeline
     from kalda.network.client.client import Reach
+
+
+log = logging.getLogger("kalda.node")
+TAKEN = "another process has this directory; stop that one, or give each node a directory of its own"
+
+
+class DirLocks:
+    """The locks on one node's directories: two processes in one directory would destroy it.
+
+    All locks are taken before anything is written, and held until everything is closed. The metadata directory is
+    locked too, whatever the node's roles. The operating system releases the locks when the process ends."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._held: dict[str, File] = {}
+        """By directory: the lock file, which is locked while it is open."""
+
+    def take(self, directories: Iterable[str]) -> None:
+        """Lock the directories that are not locked yet. Raises `BlockingIOError` where another process holds a lock.
+
+        A directory whose disk fails is left out: the log manager takes it offline, or the start fails there.
+        """
+        for directory in directories:
+            if directory in self._held:
+                continue
+            try:
+                lock = self._disk.lock(f"{directory}/{LOCK_FILE}")
+            except OSError as error:
+                log.warning("%s cannot be locked: %s", directory, error)
+                continue
+            if lock is None:
+                raise BlockingIOError(errno.EAGAIN, TAKEN, directory)
+            self._held[directory] = lock
+
+    def release(self) -> None:
+        """Release all locks. May be called again."""
+        for lock in self._held.values():
+            lock.close()
+        self._held.clear()
+
 
 log = logging.getLogger("kalda.node")
 

@@ -137,8 +137,7 @@ async def _close_quorum(quorum: QuorumSide, ending: Ending) -> None:
 
 async def _open_metrics(parts: NodeParts, quorum: QuorumSide, broker: BrokerSide | None) -> MetricsListener | None:
     """Add the gauges of the node, and push or serve its metrics where the configuration says so."""
-    from kalda.broker.metrics.node_gauges import add_controller_gauges, add_quorum_gauges
-    from kalda.broker.metrics.process_gauges import add_process_gauges
+    from kalda.broker.metrics.node_gauges import add_controller_gauges, add_process_gauges, add_quorum_gauges
     from kalda.broker.process.disk import RealDisk
 
     config, sensors, clock, disk = parts.config, parts.sensors, parts.host.clock, parts.host.disk

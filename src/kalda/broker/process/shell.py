@@ -22,13 +22,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kalda.base.background import Background
-from kalda.base.clock import LoopClock
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid, random_uuid
 from kalda.base.loop_time import TURN_MS, LoopTime
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timer
+from kalda.base.scheduling import Jobs, LoopClock, Timer
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.watchdog import Watchdog
 from kalda.broker.system_clock import SystemClock

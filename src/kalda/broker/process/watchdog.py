@@ -25,7 +25,7 @@ import traceback
 from typing import Protocol
 
 from kalda.base.background import Background, name_of
-from kalda.base.clock import LoopClock
+from kalda.base.scheduling import LoopClock
 from kalda.base.sensors import Sensors
 from kalda.broker.requests.context import RequestContext
 

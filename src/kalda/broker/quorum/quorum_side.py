@@ -33,10 +33,9 @@ from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.snapshot_generator import SnapshotGenerator
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import CommittedBatch
-from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
-from kalda.raft.values import ReplicaKey, VoterEndpoint
+from kalda.raft.values import RaftConfig, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:

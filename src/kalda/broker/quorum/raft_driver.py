@@ -33,11 +33,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, ParamSpec
 
 from kalda.base.background import Background
-from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.reentrancy import Reentrancy
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.broker.quorum.raft_listeners import LeaderAndEpoch, RaftListeners
 from kalda.broker.quorum.raft_times import RaftTimes
 from kalda.protocol.calls import ConnectionRefused
@@ -48,12 +47,11 @@ from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import reconfiguration, rpc, wire
 from kalda.raft.batches import CommittedBatch, encode_batch
-from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.machine import RaftMachine
 from kalda.raft.metadata_log import MetadataLog
 from kalda.raft.roles import Follower, Resigned
-from kalda.raft.values import Destination, OffsetAndEpoch
+from kalda.raft.values import Destination, OffsetAndEpoch, RaftConfig
 from kalda.raft.voters import VoterSet
 from kalda.records.control import control_batch, read_control_batch
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kalda.base.background import Background, Priority, Steps
-from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.base.sensors import SensorName, Sensors
 from kalda.broker.channels.auto_topics import TopicPlan
 from kalda.broker.metadata_cache import MetadataCache

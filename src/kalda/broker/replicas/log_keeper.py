@@ -17,10 +17,9 @@ from functools import partial
 from typing import Any
 
 from kalda.base.background import Background, Priority, Steps
-from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.broker.process.disk import absolute_dir
 from kalda.broker.process.shell import Host
 from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 
-from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import Measurable, SensorName, counted, gauged
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.log_keeper import LogKeeper, cleaner_config, make_cleaner

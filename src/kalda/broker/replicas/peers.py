@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy

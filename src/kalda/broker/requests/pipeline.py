@@ -23,6 +23,7 @@ Not obvious:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from types import GeneratorType
@@ -35,7 +36,6 @@ from kalda.base.sensors import Counter
 from kalda.broker.requests.api_versions import ApiVersionsHandlers, Features, NodeIdentity, unsupported_api_versions
 from kalda.broker.requests.charging import Charge
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
-from kalda.broker.requests.request_faults import RequestFaults
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.network.server.connection import Answer, Buffer, Connection
@@ -387,3 +387,37 @@ def _authorized(check: Check, handler: Handler) -> Handler:
         return handler(context, request)
 
     return authorize_then_handle
+
+
+log = logging.getLogger("kalda.requests")
+
+QUIET_S = 1.0
+
+
+class RequestFaults:
+    """Log lines about exceptions that a handler must not raise. A client may send the same request in a loop: the
+    traceback is logged once in `QUIET_S` seconds; what came meanwhile is counted, and the next line has the count."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._quiet_until_s = 0.0
+        """Nothing is logged before."""
+        self._unlogged = 0
+        """Faults since the last line."""
+
+    def report(self, api: str, client: object, error: ApiError) -> None:
+        """A request failed with `error`, whose cause was not foreseen."""
+        now_s = self._now_s()
+        if now_s < self._quiet_until_s:
+            self._unlogged += 1
+            return
+        self._quiet_until_s = now_s + QUIET_S
+        log.error(
+            "%s of %s fails with %s%s",
+            api,
+            client,
+            error,
+            f" ({self._unlogged} more requests have failed like this)" if self._unlogged else "",
+            exc_info=error.__cause__,
+        )
+        self._unlogged = 0

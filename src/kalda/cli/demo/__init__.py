@@ -6,13 +6,12 @@ process of its own and uses Kalda as any program would.
 
 - `command`: the command, and what it prints
 - `story`: the steps, each with the condition that ends it
-- `scene`: the processes of a run, and their reports
+- `scene`: the processes of a run, and their reports; threads that read the lag, the leaders and the table of windows
 - `children`: a process that reports lines of JSON, from both sides
 - `shop`: the process that makes orders
 - `member`: the process of a member of the group
 - `windows`: the process of Spark: the table of windows, then the lake
 - `nodes`: the three nodes
-- `watching`: threads that ask the cluster for the group's lag and the leaders, and read the table of windows
 - `recording`: what has happened so far, as values over time
 - `screen`: the recording on a terminal, or as plain lines
 - `proof`: that every order is everywhere exactly once

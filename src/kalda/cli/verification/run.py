@@ -24,7 +24,7 @@ from kalda.client.producer.delivery import DeliveryFuture
 from kalda.client.producer.producer import Producer
 from kalda.client.transport.config_files import keys_of
 from kalda.clientcore.consuming.commits import GroupMetadata
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, FatalTransactionError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError, FatalTransactionError
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, OffsetSample, Operation, Seen, Settings

@@ -15,7 +15,7 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.consuming.commits import GroupMetadata
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError
 from kalda.records.builder import NewRecord
 from kalda.verify.history import Append, Operation, Outcome, Transaction
 

@@ -12,9 +12,7 @@
 - `reassignments`: leader elections, moving replicas to other brokers
 - `configs`: describe and alter, of topics, brokers, groups and client-metrics subscriptions
 - `group_values`: groups of all types, as values
-- `groups`: list, describe, delete; their offsets and members
-- `share_groups`: what share groups have of their own: where they begin
-- `streams_groups`: what StreamsGroupDescribe says
+- `groups`: list, describe, delete; their offsets and members; where share groups begin
 - `transactions`: list and describe; producers of partitions; abort, fence
 - `nodes`: brokers, their APIs, log directories
 - `quorum`: the metadata quorum, and its voters

@@ -1,21 +1,22 @@
 """Groups and their offsets.
 
 Each type of group has an API: DescribeGroups describes classic groups, ConsumerGroupDescribe those of KIP-848,
-StreamsGroupDescribe those of KIP-1071 (`streams_groups`), and ShareGroupDescribe share groups, of which `share_groups`
-has the offsets. A group without members exists as long as it has offsets.
+StreamsGroupDescribe those of KIP-1071, and ShareGroupDescribe share groups (KIP-932). A group without members exists as
+long as it has offsets.
+
+A share group has a start offset for a partition: nothing before it is handed out any more. Behind it, records are
+delivered and acknowledged one by one. Its lag counts those that are not done with (KIP-1226).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kalda.assignors.consumer_protocol import read_assignment
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.group_values import Group, ListedGroup, Member, group_target
-from kalda.client.admin.share_groups import read_share_groups
-from kalda.client.admin.streams_groups import read_streams_groups
+from kalda.client.admin.group_values import Group, ListedGroup, Member, StreamsTasks, group_target
 from kalda.clientcore.administration import (
     PAUSE,
     Ask,
@@ -55,8 +56,22 @@ from kalda.protocol.messages.offsets import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from kalda.protocol.messages.share import ShareGroupDescribeRequest
-from kalda.protocol.messages.streams import StreamsGroupDescribeRequest
+from kalda.protocol.messages.share import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequestTopic,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
+    ShareGroupDescribeRequest,
+)
+from kalda.protocol.messages.streams import (
+    StreamsGroupDescribeRequest,
+    StreamsGroupDescribeResponseAssignment,
+    StreamsGroupDescribeResponseTaskIds,
+)
 from kalda.protocol.notation import Request
 
 _NO_SUCH_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
@@ -169,12 +184,6 @@ def _read_classic(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | A
         yield group.group_id, Group(group.group_id, "classic", group.group_state, group.protocol_data, -1, members)
 
 
-_DESCRIPTIONS: tuple[tuple[Callable[[list[str]], Request], Callable[..., Any]], ...] = (
-    (lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _read_modern),
-    (lambda ids: ShareGroupDescribeRequest(group_ids=ids), read_share_groups),
-    (lambda ids: StreamsGroupDescribeRequest(group_ids=ids), read_streams_groups),
-    (lambda ids: DescribeGroupsRequest(groups=ids), _read_classic),
-)
 """The APIs, in the order in which groups are looked for; the last one's error is the answer for one that is nowhere."""
 
 
@@ -272,3 +281,200 @@ def remove_members(group_id: str, instance_ids: Collection[str], reason: str) ->
             yield each.group_instance_id, refused(each.error_code, what) if each.error_code else None
 
     return per_item(instance_ids, lambda _: group_target(group_id), build, read)
+
+
+def read_streams_groups(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
+    """Each group of a StreamsGroupDescribe response."""
+    for group in answer.groups:
+        if group.error_code:
+            yield group.group_id, refused(group.error_code, f"group {group.group_id!r}", group.error_message)
+            continue
+        subtopologies = () if group.topology is None else group.topology.subtopologies or ()
+        sources = {
+            each.subtopology_id: (*each.source_topics, *(topic.name for topic in each.repartition_source_topics))
+            for each in subtopologies
+        }
+        members = tuple(
+            Member(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                _read_by(member.assignment, sources),
+                member.member_epoch,
+                _read_by(member.target_assignment, sources),
+                None,
+                StreamsTasks(
+                    _task_names(member.assignment.active_tasks),
+                    _task_names(member.assignment.standby_tasks),
+                    _task_names(member.assignment.warmup_tasks),
+                ),
+                member.process_id,
+            )
+            for member in group.members
+        )
+        yield (
+            group.group_id,
+            Group(
+                group.group_id,
+                "streams",
+                group.group_state,
+                group.assignor_name or "",
+                -1,
+                members,
+                group.group_epoch,
+                group.assignment_epoch,
+            ),
+        )
+
+
+def _read_by(
+    assignment: StreamsGroupDescribeResponseAssignment, sources: Mapping[str, Collection[str]]
+) -> tuple[TopicPartition, ...]:
+    """Partitions of the active tasks. A topic may have fewer partitions than its subtopology has tasks."""
+    return tuple(
+        TopicPartition(topic, index)
+        for task in assignment.active_tasks
+        for topic in sorted(sources.get(task.subtopology_id, ()))
+        for index in task.partitions
+    )
+
+
+def _task_names(tasks: Collection[StreamsGroupDescribeResponseTaskIds]) -> tuple[str, ...]:
+    return tuple(f"{each.subtopology_id}_{partition}" for each in tasks for partition in each.partitions)
+
+
+class ShareGroupOffset(NamedTuple):
+    """Of one partition of a share group. `lag` is None where the broker does not say it, or does not know it yet."""
+
+    start_offset: int
+    leader_epoch: int
+    lag: int | None
+
+
+def read_share_groups(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
+    """The groups of a ShareGroupDescribe response, without their coordinators."""
+    for group in answer.groups:
+        if group.error_code:
+            yield group.group_id, refused(group.error_code, f"group {group.group_id!r}", group.error_message)
+            continue
+        members = tuple(
+            Member(
+                member.member_id,
+                None,
+                member.client_id,
+                member.client_host,
+                tuple(
+                    TopicPartition(topic.topic_name, index)
+                    for topic in member.assignment.topic_partitions
+                    for index in sorted(topic.partitions)
+                ),
+                member.member_epoch,
+            )
+            for member in group.members
+        )
+        yield (
+            group.group_id,
+            Group(
+                group.group_id,
+                "share",
+                group.group_state,
+                group.assignor_name,
+                -1,
+                members,
+                group.group_epoch,
+                group.assignment_epoch,
+            ),
+        )
+
+
+def list_share_group_offsets(
+    group_id: str, partitions: Collection[TopicPartition] | None
+) -> Plan[Outcomes[TopicPartition, ShareGroupOffset]]:
+    """DescribeShareGroupOffsets; partitions that the group has not begun with are left out."""
+    topics = None
+    if partitions is not None:
+        topics = [
+            DescribeShareGroupOffsetsRequestTopic(topic_name=name, partitions=indexes)
+            for name, indexes in by_topic(partitions).items()
+        ]
+    request = DescribeShareGroupOffsetsRequest(
+        groups=[DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=topics)]
+    )
+
+    def check(answer: Any) -> ApiError | None:
+        (group,) = answer.groups
+        return refused(group.error_code, f"group {group_id!r}", group.error_message) if group.error_code else None
+
+    answer = yield from single(Ask(group_target(group_id), request, None), check)
+    outcomes: Outcomes[TopicPartition, ShareGroupOffset] = Outcomes()
+    for topic in answer.groups[0].topics:
+        for each in topic.partitions:
+            partition = TopicPartition(topic.topic_name, each.partition_index)
+            if each.error_code:
+                what = f"group {group_id!r}, partition {partition}"
+                outcomes[partition] = refused(each.error_code, what, each.error_message)
+            elif each.start_offset >= 0:
+                lag = each.lag if each.lag >= 0 else None
+                outcomes[partition] = ShareGroupOffset(each.start_offset, each.leader_epoch, lag)
+    return outcomes
+
+
+def alter_share_group_offsets(
+    group_id: str, offsets: Mapping[TopicPartition, int]
+) -> Plan[Outcomes[TopicPartition, None]]:
+    """AlterShareGroupOffsets of a group without members: it begins there, and what it did behind that is forgotten."""
+
+    def build(partitions: list[TopicPartition]) -> AlterShareGroupOffsetsRequest:
+        topics = [
+            AlterShareGroupOffsetsRequestTopic(
+                topic_name=name,
+                partitions=[
+                    AlterShareGroupOffsetsRequestPartition(
+                        partition_index=index, start_offset=offsets[TopicPartition(name, index)]
+                    )
+                    for index in indexes
+                ],
+            )
+            for name, indexes in by_topic(partitions).items()
+        ]
+        return AlterShareGroupOffsetsRequest(group_id=group_id, topics=topics)
+
+    def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+        if answer.error_code:
+            failed = refused(answer.error_code, f"group {group_id!r}", answer.error_message)
+            yield from ((partition, failed) for partition in partitions)
+        for topic in answer.responses:
+            for each in topic.partitions:
+                partition = TopicPartition(topic.topic_name, each.partition_index)
+                what = f"group {group_id!r}, partition {partition}"
+                yield partition, refused(each.error_code, what, each.error_message) if each.error_code else None
+
+    return per_item(offsets, lambda _: group_target(group_id), build, read)
+
+
+def delete_share_group_offsets(group_id: str, topics: Collection[str]) -> Plan[Outcomes[str, None]]:
+    """DeleteShareGroupOffsets of a group without members, for whole topics."""
+
+    def build(names: list[str]) -> DeleteShareGroupOffsetsRequest:
+        return DeleteShareGroupOffsetsRequest(
+            group_id=group_id, topics=[DeleteShareGroupOffsetsRequestTopic(topic_name=name) for name in names]
+        )
+
+    def read(answer: Any, names: list[str]) -> Iterator[tuple[str, ApiError | None]]:
+        if answer.error_code:
+            failed = refused(answer.error_code, f"group {group_id!r}", answer.error_message)
+            yield from ((name, failed) for name in names)
+        for topic in answer.responses:
+            what = f"group {group_id!r}, topic {topic.topic_name}"
+            yield topic.topic_name, refused(topic.error_code, what, topic.error_message) if topic.error_code else None
+
+    return per_item(topics, lambda _: group_target(group_id), build, read)
+
+
+_DESCRIPTIONS: tuple[tuple[Callable[[list[str]], Request], Callable[..., Any]], ...] = (
+    (lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _read_modern),
+    (lambda ids: ShareGroupDescribeRequest(group_ids=ids), read_share_groups),
+    (lambda ids: StreamsGroupDescribeRequest(group_ids=ids), read_streams_groups),
+    (lambda ids: DescribeGroupsRequest(groups=ids), _read_classic),
+)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from kalda.client.admin.configs import Alteration, ConfigEntry, ConfigResource
     from kalda.client.admin.features import Features
     from kalda.client.admin.group_values import Group, ListedGroup
+    from kalda.client.admin.groups import ShareGroupOffset
     from kalda.client.admin.nodes import ClusterDescription, LogDir
     from kalda.client.admin.quorum import Quorum, VoterListener
     from kalda.client.admin.quotas import QuotaEntity
     from kalda.client.admin.reassignments import Reassignment
-    from kalda.client.admin.share_groups import ShareGroupOffset
     from kalda.client.admin.topics import CreatedTopic, NewTopic
     from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
     from kalda.clientcore.administration import Outcomes, Plan
@@ -376,7 +376,7 @@ class Operations:
     ) -> Plan[Outcomes[TopicPartition, ShareGroupOffset]]:
         """Where a share group begins in each partition, and its lag; partitions with which it has not begun are left
         out. None: all partitions."""
-        from kalda.client.admin.share_groups import list_share_group_offsets
+        from kalda.client.admin.groups import list_share_group_offsets
 
         return list_share_group_offsets(group_id, partitions_of(partitions))
 
@@ -385,7 +385,7 @@ class Operations:
         self, group_id: str, offsets: Mapping[Partition, int], *, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Set where a share group without members begins; what it has acknowledged behind that is forgotten."""
-        from kalda.client.admin.share_groups import alter_share_group_offsets
+        from kalda.client.admin.groups import alter_share_group_offsets
 
         positions = positions_by(offsets)
         return alter_share_group_offsets(group_id, {each: at.offset for each, at in positions.items()})
@@ -395,7 +395,7 @@ class Operations:
         self, group_id: str, topics: Collection[str], *, timeout: float | None = None
     ) -> Plan[Outcomes[str, None]]:
         """Delete what a share group without members has of topics."""
-        from kalda.client.admin.share_groups import delete_share_group_offsets
+        from kalda.client.admin.groups import delete_share_group_offsets
 
         return delete_share_group_offsets(group_id, topics)
 

@@ -29,9 +29,8 @@ from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.outbound_record import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten
-from kalda.clientcore.producing.producer_errors import ProducerClosed
+from kalda.clientcore.producing.producer_errors import ProducerClosed, is_of_state
 from kalda.clientcore.producing.row_batches import Columns, Rows, append_next, next_sticky, parts_of
-from kalda.clientcore.producing.transaction_errors import is_of_state
 from kalda.records.appending import Ticket, TopicAppender
 
 if TYPE_CHECKING:

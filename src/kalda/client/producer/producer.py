@@ -43,9 +43,8 @@ from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.accumulator import TopicState
 from kalda.clientcore.producing.outbound_record import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, unwritten
-from kalda.clientcore.producing.producer_errors import ProducerClosed, made_by_parent
+from kalda.clientcore.producing.producer_errors import ProducerClosed, is_of_state, made_by_parent
 from kalda.clientcore.producing.row_batches import Columns, Rows, append_next, next_sticky, parts_of
-from kalda.clientcore.producing.transaction_errors import is_of_state
 from kalda.records import appending
 
 if TYPE_CHECKING:

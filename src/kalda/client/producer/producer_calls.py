@@ -16,8 +16,14 @@ from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.outbound_record import Outgoing, ProducerRecord
 from kalda.clientcore.producing.producer_batch import ProducerBatch, unwritten
-from kalda.clientcore.producing.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
+from kalda.clientcore.producing.producer_errors import (
+    AbortableTransactionError,
+    BufferExhausted,
+    FatalTransactionError,
+    MetadataTimeout,
+    ProducerClosed,
+    is_of_state,
+)
 
 if TYPE_CHECKING:
     from kalda.clientcore.producing.transactions import TransactionDriver

@@ -9,8 +9,7 @@
 - `idempotence`: sequence numbers, and their repair
 - `transactions`: sequence numbers under the epochs of transactions, and the requests of those
 - `transaction_manager`: a producer's transactions: its state, and its requests to coordinators
-- `transaction_errors`: failures of transactions by what the application has to do
 - `sender`: requests to leaders, and the outcome of each batch: done, failed, split, sent again
 - `producer_metrics`: a producer's metrics, by Kafka's names
-- `producer_errors`: errors that no broker has sent
+- `producer_errors`: errors that no broker has sent; failures of transactions by what the application has to do
 """

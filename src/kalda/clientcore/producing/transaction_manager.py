@@ -29,7 +29,7 @@ from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import MAX_FIND_COORDINATOR
 from kalda.clientcore.producing.idempotence import DENIED
-from kalda.clientcore.producing.transaction_errors import (
+from kalda.clientcore.producing.producer_errors import (
     FENCED,
     AbortableTransactionError,
     FatalTransactionError,

@@ -3,7 +3,6 @@
 The broker that leads a partition hands its records out to the members of a share group, and persists here how far each
 of them is. The group coordinator initializes and deletes this state; nobody else reads or writes it.
 
-- `config.py`: the broker configs of the coordinator
 - `state_batches.py`: ranges of offsets with their delivery states, and how new ones replace old ones
 - `records.py`: the key of a share partition; the records of `__share_group_state`, and their bytes
 - `shard.py`: one partition of the topic: the state of share partitions, snapshots, pruning

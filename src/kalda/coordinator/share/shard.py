@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
@@ -30,7 +31,6 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey, StateWrite
 from kalda.coordinator.partition import CoordinatorPartition
-from kalda.coordinator.share.config import ShareCoordinatorConfig
 from kalda.coordinator.share.records import (
     ShareRecord,
     batches_of,
@@ -44,6 +44,27 @@ from kalda.coordinator.share.state_batches import StateBatches, combined
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
 from kalda.protocol.messages.share_records import ShareSnapshotValue, ShareUpdateValue
 from kalda.statemachine.timeline import TimelineDict
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCoordinatorConfig:
+    """Values of the broker keys named beside each field, with Kafka's defaults."""
+
+    updates_per_snapshot: int = 500  # share.coordinator.snapshot.update.records.per.snapshot
+    cold_snapshot_interval_ms: int = 300_000  # share.coordinator.cold.partition.snapshot.interval.ms
+    prune_interval_ms: int = 300_000  # share.coordinator.state.topic.prune.interval.ms
+    write_timeout_ms: int = 5_000  # share.coordinator.write.timeout.ms
+
+    @classmethod
+    def from_properties(cls, values: Mapping[str, Any]) -> ShareCoordinatorConfig:
+        """From parsed broker configs."""
+        return cls(
+            updates_per_snapshot=values["share.coordinator.snapshot.update.records.per.snapshot"],
+            cold_snapshot_interval_ms=values["share.coordinator.cold.partition.snapshot.interval.ms"],
+            prune_interval_ms=values["share.coordinator.state.topic.prune.interval.ms"],
+            write_timeout_ms=values["share.coordinator.write.timeout.ms"],
+        )
+
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from kalda.base.stats import Avg, Max, Meter
 from kalda.base.topic_names import SHARE_STATE_TOPIC
 from kalda.coordinator.answers import answer_after_all, write_error
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
-from kalda.coordinator.share.config import ShareCoordinatorConfig
-from kalda.coordinator.share.shard import NO_COUNT, ShareShard, ShareState
+from kalda.coordinator.share.shard import NO_COUNT, ShareCoordinatorConfig, ShareShard, ShareState
 from kalda.protocol.messages.share_state import (
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateRequestPartitionData,

@@ -2,7 +2,6 @@
 
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `security`: TLS and SASL of these connections
-- `deadlines`: of requests to other nodes, which a stall of the loop does not end
 - `addresses`: the addresses of a host, and which one an attempt to connect takes first
 - `channel`: requests of one purpose as pending results, over a client for each address
 """

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kalda.base.clock import Clock
+from kalda.base.scheduling import Clock
 from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.network.frames import Arena
 from kalda.network.server.admission import Admission, Decision, Verdict

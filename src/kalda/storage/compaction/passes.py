@@ -29,10 +29,10 @@ from kalda.records.batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     check_crc,
+    crc32c,
     read_header,
 )
 from kalda.records.builder import in_current_format
-from kalda.records.checksum import crc32c
 from kalda.records.compaction import BatchFilter, map_batch, map_run
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets

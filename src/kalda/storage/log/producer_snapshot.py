@@ -18,8 +18,7 @@ from struct import Struct
 
 from kalda.base.disk import Disk, File, NoHandleLeft
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
-from kalda.records.batch import NO_SEQUENCE
-from kalda.records.checksum import crc32c
+from kalda.records.batch import NO_SEQUENCE, crc32c
 from kalda.storage.config import MAX_INT64
 from kalda.storage.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from kalda.storage.job import Job

@@ -19,9 +19,9 @@ from kalda.records.batch import (
     MIN_BATCH_SIZE,
     BatchHeader,
     check_crc,
+    crc32c,
     read_header,
 )
-from kalda.records.checksum import crc32c
 from kalda.storage.file_names import LOG_SUFFIX
 from kalda.storage.log.index import read_waiting
 from kalda.storage.log.leader_epochs import LeaderEpochs

@@ -13,7 +13,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.members import MemberLoop
 from kalda.cli.verification.writers import Ledger, LedgerWriter
-from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, ProducerFencedError
+from kalda.clientcore.producing.producer_errors import AbortableTransactionError, ProducerFencedError
 from kalda.verify.findings import Rule
 from kalda.verify.history import Append, History, Operation, Outcome, Transaction
 from kalda.verify.judge import Verdict, judge

@@ -8,7 +8,6 @@
 - `topology.py`: a topology against the topics that exist
 - `assignment.py`: the target assignment of a group epoch
 - `reconciliation.py`: a member's next step from the tasks that it has to its target
-- `endpoints.py`: which partitions are found at which endpoint of the application
 - `description.py`: StreamsGroupDescribe
 - `config.py`: configs of streams groups, of the broker and of a group
 """

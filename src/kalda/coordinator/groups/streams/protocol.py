@@ -33,13 +33,13 @@ from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.streams.assignment import TaskAssigner
 from kalda.coordinator.groups.streams.config import StreamsSettings
-from kalda.coordinator.groups.streams.endpoints import endpoints_of
 from kalda.coordinator.groups.streams.group import (
     NO_TOPOLOGY_EPOCH,
     STREAMS,
     MemberOffsets,
     StreamsGroup,
     Topology,
+    endpoints_of,
 )
 from kalda.coordinator.groups.streams.groups import StreamsGroups
 from kalda.coordinator.groups.streams.member import (
