@@ -47,7 +47,7 @@ class Rebalance(NamedTuple):
 
     @property
     def partition_counts(self) -> dict[str, int]:
-        """Of the topics that somebody subscribes to and that have partitions."""
+        """Of the topics that a member subscribes to and that have partitions."""
         subscribed = {topic for subscriber in self.subscribers for topic in subscriber.topics}
         return {topic: count for topic, count in self.topics.counts.items() if count > 0 and topic in subscribed}
 

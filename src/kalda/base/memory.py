@@ -11,7 +11,7 @@ _UNFILLED_BYTES = 64 * 1024
 
 
 def unfilled(size: int) -> bytearray:
-    """So many bytes of any content. Whoever asks for them hands out none that was not written."""
+    """So many bytes of any content. The caller hands out none that was not written."""
     return bytearray(size) if size < _UNFILLED_BYTES else _make()(size)
 
 

@@ -37,7 +37,7 @@ class RecordState(IntEnum):
     ARCHIVING = 3
     """It is not delivered again, and is archived when its dead letter is written (KIP-1191)."""
     ARCHIVED = 4
-    """It is not delivered again: it was rejected, delivered too often, or is gone from the log."""
+    """It is not delivered again: it was rejected, delivered too often, or removed from the log."""
 
     @property
     def is_terminal(self) -> bool:

@@ -15,6 +15,7 @@ Not obvious:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import inf, nan
 from typing import Final, NamedTuple, Protocol
@@ -84,7 +85,7 @@ _NONE: Final[list[Sample]] = []
 """The samples of all stats without any; never added to."""
 
 
-class SampledStat:
+class SampledStat(ABC):
     """A stat of the last windows. A subclass says what a sample keeps, and how samples combine."""
 
     __slots__ = ("_config", "_current", "_drop_ms", "_samples")
@@ -146,11 +147,13 @@ class SampledStat:
         self._forget()
         return True
 
+    @abstractmethod
     def _update(self, sample: Sample, value: float) -> None:
-        raise NotImplementedError
+        """A value counts in the sample of its window."""
 
+    @abstractmethod
     def _combine(self) -> float:
-        raise NotImplementedError
+        """What the samples that are not over say together."""
 
     def _sample(self, now_ms: int) -> Sample:
         """The sample of this moment."""

@@ -93,7 +93,7 @@ def renew_command(admin: CommandAdmin, /, hmac: str, renew_time_period_ms: int) 
 @report_option
 @with_cluster
 def expire_command(admin: CommandAdmin, /, hmac: str, expiry_time_period_ms: int, yes: bool) -> None:
-    """Have a token expire. At once, it is deleted, and nobody logs in with it any more.
+    """Have a token expire. At once, it is deleted, and no login with it succeeds any more.
 
     \b
     Examples:

@@ -498,7 +498,7 @@ class QuorumController:
         return self._write_records(event, records_of_step) and more
 
     def _write_records(self, event: str, records_of: Callable[[], list[VersionedRecord]]) -> bool:
-        """Write the records of an event that answers nobody. Whether they were appended."""
+        """Write the records of an event that has no response. Whether they were appended."""
         return self._events.run_inside(event, lambda: Result(records_of(), None)).error is None
 
     # Requests about topics

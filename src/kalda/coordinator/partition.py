@@ -105,7 +105,7 @@ class CoordinatorPartition(Generic[Rec]):
             return self.runtime.write(lambda: Result(records, response))
 
     def write_now(self, records: Sequence[Rec]) -> None:
-        """As `write`, whose answer nobody waits for. Raises `ApiError`, with the error of a client."""
+        """As `write`, whose result is not waited for. Raises `ApiError`, with the error of a client."""
         error = self.write(records).error
         if error is not None:
             raise ApiError(write_error(error.code), error.message)

@@ -1,8 +1,8 @@
 """Files that values of configs name: key stores, tokens, JAAS files, files of config providers.
 
 A dynamic config may name any path of the machine. So only regular files of at most a mebibyte are opened: a device is
-without end, and a FIFO is opened when somebody writes to it. Both the path and what was opened are looked at, since
-another file may have taken the path in between, and to open a device may have effects of its own.
+without end, and a FIFO is opened when another process writes to it. Both the path and what was opened are looked at,
+since another file may have taken the path in between, and to open a device may have effects of its own.
 """
 
 from __future__ import annotations

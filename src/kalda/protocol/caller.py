@@ -1,7 +1,7 @@
 """Who sent a request: handlers, coordinators and the controller all receive it as a `Caller`.
 
-A `Caller` is made for each request, from the connection it came over or from the envelope that a broker forwarded it
-in (KIP-590). It authenticates nobody and decides nothing by itself. The request pipeline sets its `Authorizer`, which
+A `Caller` is made for each request, from the connection it came over or from the envelope that a broker forwarded it in
+(KIP-590). It authenticates no client and decides nothing by itself. The request pipeline sets its `Authorizer`, which
 decides what the principal may do, and `charge`, which charges the client's mutation quota (KIP-599). Without them
 everything is allowed and free.
 """

@@ -1,7 +1,7 @@
 """Quotas: what a client, a replica or a connection may use, and for how long it pauses when it has used more.
 
-Pure: every call gets the time. This floor has no socket and mutes nobody: it returns the milliseconds for which a
-client has to pause, and the request pipeline holds the connection.
+Pure: every call gets the time. This floor has no socket and mutes no connection: it returns the milliseconds for which
+a client has to pause, and the request pipeline holds the connection.
 
 - `entities.py`: whose quota applies to a client: eight levels of users and client ids
 - `client_quotas.py`: the use of one quota by its clients: produce and fetch, request time

@@ -7,7 +7,7 @@
         └──── a newer epoch is received: from any role ◀─────────────────────── Resigned ◀──steps down────────┘
 
 An observer is an Unattached or a Follower: it finds the leader and fetches, and never stands for election. A
-Prospective asks for pre-votes first, so that it does not disturb an epoch that works (KIP-996).
+Prospective sends pre-vote requests first, so that it does not disturb an epoch that works (KIP-996).
 
 Every role has `epoch`, `leader_id` (None while no leader is known, or there is none yet) and `voted` (the candidate
 that got this replica's vote in the epoch): `quorum-state` holds these three. `deadline` is when the role ends, unless

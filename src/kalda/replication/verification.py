@@ -1,10 +1,10 @@
 """Verification of transactions before their first append to a partition (KIP-890, part 1 and 2).
 
 Which transactions are open is in the state of their coordinators, not in that of a partition. Without verification, a
-batch that arrives after the marker of its transaction would begin a transaction that nobody ends, and the last stable
-offset would stop for good. So the first batch of a transaction in a partition waits until the coordinator has confirmed
-that the partition is in the transaction. Clients of transaction version 2 do not add partitions themselves: for them
-the coordinator adds the partition, and then confirms it.
+batch that arrives after the marker of its transaction would begin a transaction that no producer ends, and the last
+stable offset would stop for good. So the first batch of a transaction in a partition waits until the coordinator has
+confirmed that the partition is in the transaction. Clients of transaction version 2 do not add partitions themselves:
+for them the coordinator adds the partition, and then confirms it.
 
 Transactions are sent to the broker that coordinates them, those of one broker together. A request holds a transactional
 id once, and an id is in one request at a time: while its answer is waited for, a later verification of the same id is

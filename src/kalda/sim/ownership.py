@@ -35,7 +35,7 @@ class _Owner:
         """By its latest answer with an assignment."""
         self.held: set[Thing] = set()
         self.replaced_by = ""
-        """Who was given a thing that this member held, and by which node; empty where nobody was."""
+        """Who was given a thing that this member held, and by which node; empty where no member was."""
         self.replaced_number = 0
         """The heartbeats up to this number were sent before that."""
 

@@ -8,7 +8,7 @@ What a group promises:
 
 - a record whose acknowledgement was answered, accepted or rejected, is never delivered again, whoever leads its
   partition then: no fetch that is sent after that answer brings it;
-- where a partition is led, nobody gets a record that another member still has, and none is delivered more often than
+- where a partition is led, no member gets a record that another member still has, and none is delivered more often than
   `share.delivery.count.limit` allows (`Deliveries`);
 - once a leader has read the state, nothing counts that a former leader writes from then on (`Deliveries`);
 - no record is lost: in the end each was accepted by a member, or has a dead letter (KIP-1191).
@@ -124,7 +124,7 @@ class Deliveries:
             self._violated(f"{share.name}: the leader of epoch {share.leader_epoch} writes after a later one has read")
 
     def on_acquired(self, share: SharePartition, found: list[Acquired]) -> None:
-        """A delivery of a record counts up; one of a record that somebody has would not."""
+        """A delivery of a record counts up; one of a record that a member has would not."""
         counts = self._counts.setdefault(share, {})
         for first, last, count in found:
             self.count += last - first + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,7 @@ _POLL_S = 0.3
 _SAMPLE_S = 2.0
 
 
-class Worker:
+class Worker(ABC):
     """One incarnation of a client with a transactional id."""
 
     def __init__(
@@ -89,9 +90,9 @@ class Worker:
     def _has_finished(self) -> bool:
         return self._stopping
 
+    @abstractmethod
     async def step(self) -> None:
         """One transaction. Raises `ApiError` where this incarnation has to end."""
-        raise NotImplementedError
 
     def next_transaction(self) -> Transaction:
         number, self._number = self._number, self._number + 1

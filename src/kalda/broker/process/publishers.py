@@ -1,4 +1,4 @@
-"""Who is told of each image of the metadata, in which order.
+"""The publishers that receive each image of the metadata, in their order.
 
 The loader calls publishers in the order of their installation: those of every node, which are installed before the
 metadata log is read, then those of a broker, which wait until its logs are recovered.

@@ -198,7 +198,8 @@ class Scene:
 
     def close(self, *, is_told: bool) -> list[str]:
         """End all processes, the nodes last. Those that have not ended cleanly, with how they have ended. Where the
-        story was not told to its end, nobody waits for what they would still do: they are killed, but the nodes."""
+        story was not told to its end, nothing that they would still do is waited for: they are killed, but the
+        nodes."""
         if self._watching is not None:
             self._watching.stop()
         for child in self._all:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -135,7 +136,7 @@ class AdminDriven(Driven):
             operation.fail(closed)
 
 
-class AdminCalls(OfOneProcess):
+class AdminCalls(OfOneProcess, ABC):
     """What both admin clients can do without waiting."""
 
     _driven: AdminDriven
@@ -155,8 +156,9 @@ class AdminCalls(OfOneProcess):
         if self._driven.own_metrics is not None:
             self._driven.own_metrics.unregister(name)
 
+    @abstractmethod
     def _now_ms(self) -> int:
-        raise NotImplementedError
+        """Monotonic time."""
 
 
 def _bootstrap(config: AdminConfig) -> tuple[Address, ...]:

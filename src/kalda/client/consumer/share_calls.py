@@ -31,7 +31,7 @@ Acknowledgeable: TypeAlias = "Record[Any, Any] | pa.RecordBatch"
 
 class AcknowledgementCommitCallback(Protocol):
     """Called when acknowledgements are done: the offsets of each partition, and why they have failed, or None. Those
-    that have failed are for some member to process: their locks are gone."""
+    that have failed are for some member to process: their locks have ended."""
 
     def __call__(self, offsets: Mapping[TopicPartition, frozenset[int]], error: ApiError | None, /) -> Any: ...
 

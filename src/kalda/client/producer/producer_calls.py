@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -68,16 +69,16 @@ class ProducerDriven(Driven):
         self.is_ended = True
         self._wake(True)
 
+    @abstractmethod
     def _deliver(self, batch: ProducerBatch) -> None:
         """The batch has its final state: call what waits for its records."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wake(self, is_news: bool) -> None:
         """Let those go on that wait for a transaction, or, where there `is_news` of the cluster, for a topic."""
-        raise NotImplementedError
 
 
-class ProducerCalls(OfOneProcess):
+class ProducerCalls(OfOneProcess, ABC):
     """What both producers can do without waiting."""
 
     _driven: ProducerDriven
@@ -85,12 +86,13 @@ class ProducerCalls(OfOneProcess):
     _config: ProducerConfig
     _outgoing: Outgoing
 
+    @abstractmethod
     def _now_ms(self) -> int:
-        raise NotImplementedError
+        """Monotonic time."""
 
+    @abstractmethod
     def _now_ns(self) -> int:
         """The clock of the metrics that are in nanoseconds."""
-        raise NotImplementedError
 
     def _check_open(self) -> None:
         """Raises `ProducerClosed` where no call is possible any more."""

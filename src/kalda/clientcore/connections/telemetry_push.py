@@ -5,7 +5,7 @@
     UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE -> GetTelemetrySubscriptions at once
     INVALID_REQUEST, INVALID_RECORD, and errors that are not of telemetry -> nothing more is sent
     any other error, no response -> again after the interval
-    the broker does not announce telemetry (it may later, when somebody subscribes) -> again after the interval
+    the broker does not announce telemetry (it may later, when there is a subscription) -> again after the interval
 
 At the end of the client one last, terminating push is sent, where there is a subscription; the client waits for its
 answer for a moment, and no longer. Names of metrics are KIP-714's. A machine, whose codecs are imported with the first
@@ -32,7 +32,7 @@ _DEFAULT_INTERVAL_MS: Final = 300_000
 _RETRY_MS: Final = 1_000
 """Until the next attempt where no broker is connected."""
 _SOON_MS: Final = 20
-"""Likewise, where somebody waits for the client's id."""
+"""Likewise, where a call waits for the client's id."""
 _CLOSE_MS: Final = 300
 """How long the end of a client waits for the answer to its last push."""
 _AT_ONCE: Final = frozenset((ErrorCode.UNKNOWN_SUBSCRIPTION_ID, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE))

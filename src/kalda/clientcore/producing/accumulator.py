@@ -10,7 +10,7 @@ A batch that is compressed takes as many records as are estimated to fill `batch
 begins with that much memory, and gets more where its records need it and the pool has it; else it is full.
 
 A batch may be sent when it is full, when it has waited for `linger_ms` (or, sent before, for its backoff), while
-somebody waits for memory, or while the producer flushes, closes, or ends a transaction.
+a `send` waits for memory, or while the producer flushes, closes, or ends a transaction.
 
 Most records do not come here: `TopicState.appender` puts them into open batches, without a lock. `append` is for the
 first record of a batch. It runs on the caller's thread and all else on the I/O thread; `lock` keeps them apart.

@@ -1,6 +1,6 @@
 """The memory of a producer's batches: bounded, reused, and given to those who wait in the order of their coming.
 
-    take(size)          a buffer, or None where there is too little memory, or somebody waits
+    take(size)          a buffer, or None where there is too little memory, or others wait
     wait(size, wake)    stand in line; `wake` is called when `Waiter.buffer` has been set
     cancel(waiter)      leave the line; what had been set aside for it goes to those behind it
     give_back(buffer)   the memory of a buffer is free

@@ -259,7 +259,7 @@ class ShareChunk:
 
 
 def _ascending(acquired: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """The acquired ranges; those that do not ascend are left out: nobody can tell what they are."""
+    """The acquired ranges; those that do not ascend are left out: their meaning is not defined."""
     found: list[tuple[int, int, int]] = []
     end = -1
     for each in acquired:

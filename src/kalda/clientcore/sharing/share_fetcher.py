@@ -64,7 +64,7 @@ _MOVED = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     )
 )
-"""Errors of a partition after which its metadata is fetched again. Its locks are gone: nothing is repeated."""
+"""Errors of a partition after which its metadata is fetched again. Its locks have ended: nothing is repeated."""
 
 
 class Acknowledged(NamedTuple):
@@ -99,7 +99,7 @@ class _Sending:
         self.retry_at_ms = 0
 
     def is_joined(self, others: Mapping[ShareSource, Sequence[Run]]) -> bool:
-        """Send these with it, where nobody waits for either; False where that is not possible."""
+        """Send these with it, where no call waits for either; False where that is not possible."""
         renews = any(run.type is AcknowledgeType.RENEW for each in others.values() for run in each)
         if self.commit.operation is not None or self.failures or self.has_renewals or renews:
             return False
@@ -150,7 +150,7 @@ class ShareFetcher:
         self._failures: deque[Exception] = deque()
         self._partition_retry_ms: dict[TopicPartition, int] = {}
         self.held: dict[ShareSource, HeldRecords] = {}
-        """What polls have returned and nobody has acknowledged."""
+        """What polls have returned and the application has not acknowledged."""
         self._renewed: deque[tuple[ShareSource, Record]] = deque()
         """Records whose renewal has succeeded: the next poll returns them, and they are held again."""
         self.completed: deque[Acknowledged] = deque()
@@ -273,7 +273,7 @@ class ShareFetcher:
             self._send_fetch(node_id, node, wanted, node.sending.popleft() if first is not None else None)
 
     def _may_ride(self, sending: _Sending) -> bool:
-        """Whether acknowledgements may be part of a ShareFetch: nobody waits for them."""
+        """Whether acknowledgements may be part of a ShareFetch: no call waits for them."""
         return sending.commit.operation is None and not sending.has_renewals and not sending.failures
 
     def _drop_hopeless(self, node_id: int, node: _Node) -> None:

@@ -178,7 +178,8 @@ class ClassicMembers:
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         """Prolongs the session; REBALANCE_IN_PROGRESS makes the member join again. Where only members of the classic
-        protocol are left, nobody else brings the group to its next target; Apache Kafka waits for a JoinGroup then."""
+        protocol are left, no other request brings the group to its next target; Apache Kafka waits for a JoinGroup
+        then."""
         try:
             group = self._groups.get(request.group_id)
             member = _member(group, request.member_id, request.group_instance_id, request.generation_id)

@@ -65,7 +65,8 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
         self._begin_session(key, timeout_ms)
 
     def await_join(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        """A member of the classic protocol has been told to join again: it has its rebalance timeout for that."""
+        """A member of the classic protocol got an answer by which it has to join again, within its rebalance
+        timeout."""
         key = (group.group_id, member.member_id)
         if key not in self._joins:
             on_due = partial(self._expire, key, "did not join again in time")

@@ -213,8 +213,8 @@ class KindGroups(ABC, Generic[G]):
         return self._sessions.left_ms((group_id, member_id))
 
     def grace_left_ms(self, group_id: str, member_id: str) -> int | None:
-        """How long the member has to do what it was told, as to give back what it has; None where it was told
-        nothing."""
+        """How long the member has to do what its last answer asks for, as to give back what it has; None without such
+        a time."""
         key = (group_id, member_id)
         found = (timers.left_ms(key) for timers in self._all_timers if timers is not self._sessions)
         return next((left_ms for left_ms in found if left_ms is not None), None)

@@ -134,7 +134,7 @@ class Migration:
 
     def downgrade(self, group: ConsumerGroup, leaving: Collection[str], cause: Cause) -> Pending[None] | None:
         """Make a classic group of one that has only members of the classic protocol left without those in `leaving`,
-        and let it rebalance. None, and nothing is done, where others are left, or nobody, or that way is not open.
+        and let it rebalance. None, and nothing is done, where others are left, or no member, or that way is not open.
         `cause`: why they leave."""
         if not self.is_due(group, leaving):
             return None

@@ -6,7 +6,7 @@ causes and members each, in short texts.
 
 A rebalance of a classic group ends its join barrier first, then the assignment of its leader is committed. One of a
 group of another kind begins with a group epoch; its target is computed, then each member comes to it. It has ended when
-the last member has, which is looked at only when somebody asks, or the next begins.
+the last member has, which is looked at only when the history is read, or the next begins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The next state of a member of a consumer group, on the way from what it owns to its target assignment (KIP-848).
 
-A partition changes hands in three steps: its owner is told to give it back (UNREVOKED_PARTITIONS), says in a heartbeat
-that it no longer owns it, and only then another member gets it; that one waits meanwhile (UNRELEASED_PARTITIONS). So a
-partition never has two owners. A member comes to the epoch of the target when it has given back all that it must.
+A partition changes hands in three steps: its owner gets an assignment without it (UNREVOKED_PARTITIONS), says in a
+heartbeat that it no longer owns it, and only then another member gets it; that one waits meanwhile
+(UNRELEASED_PARTITIONS). So a partition never has two owners. A member comes to the epoch of the target when it has
+given back all that it must.
 
 Pure: what others own is looked up by a function.
 """

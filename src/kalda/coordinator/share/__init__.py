@@ -1,7 +1,7 @@
 """The share coordinator: what share groups have acknowledged, over `__share_group_state` (KIP-932).
 
 The broker that leads a partition hands its records out to the members of a share group, and persists here how far each
-of them is. The group coordinator initializes and deletes this state; nobody else reads or writes it.
+of them is. The group coordinator initializes and deletes this state; no other part reads or writes it.
 
 - `state_batches.py`: ranges of offsets with their delivery states, and how new ones replace old ones
 - `records.py`: the key of a share partition; the records of `__share_group_state`, and their bytes

@@ -3,7 +3,7 @@
 A channel has a client for each address, and a task for each request under way. What a derived channel adds is whom a
 request goes to, and whether it is sent again.
 
-Invariant: whatever is begun is settled, also where it raises what nobody has foreseen, and where the channel is closed.
+Invariant: whatever is begun is settled, also where it raises something unforeseen, and where the channel is closed.
 """
 
 from __future__ import annotations

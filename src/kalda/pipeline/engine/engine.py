@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -75,7 +76,7 @@ class RunOptions:
     full_refresh_all: bool = False
 
 
-class FlowRun:
+class FlowRun(ABC):
     """One flow of a run: its settings, and what it reports."""
 
     def __init__(self, engine: Engine, flow: AnyFlow) -> None:
@@ -134,12 +135,13 @@ class FlowRun:
         if self.sink is not None:
             self.sink.check(frame.schema, self.setting(MODE, "append"), has_rules=bool(self.expectations))
 
+    @abstractmethod
     def start(self) -> None:
-        raise NotImplementedError
+        """Begin to run the flow."""
 
+    @abstractmethod
     def poll(self) -> None:
         """Take what the flow has done since the last call."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         self.report.state = FlowState.STOPPED

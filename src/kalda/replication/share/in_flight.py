@@ -3,7 +3,7 @@
 A run is a range of offsets whose records are in the same state, have been delivered as often, and are held by the same
 member until the same moment. Runs are split where a request names a part of one, and joined where they have become the
 same. A change that is being written to the share coordinator is in transition: the run has the new state already, and
-the one that it goes back to where the write fails. A run in transition is neither split nor joined, and nobody may
+the one that it goes back to where the write fails. A run in transition is neither split nor joined, and no member may
 change it.
 
 A run is ARCHIVING from the end of its deliveries until its dead letters are written, where the group has a topic for

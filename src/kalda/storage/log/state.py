@@ -118,7 +118,7 @@ class Unsynced:
     ) -> Job[None]:
         """Sync what is below `upto` in the log of that `name` and those offsets. The finish raises its recovery point,
         unless the log was cut meanwhile, and sets the time of the last flush, where `now_ms` is given. Where the
-        log's directory is gone, the error is `failed` of what the system says."""
+        log's directory was removed, the error is `failed` of what the system says."""
         snapshots, epochs = self._snapshots, self._epochs
         files = self._files(offsets.recovery_point, upto, indexes)
         # Snapshots and epochs may be new files, whose names have to be synced too.

@@ -9,8 +9,8 @@ tasks takes long to find: `prepare` does that in steps, before the heartbeat. Wh
 once.
 
 A heartbeat whose answer was lost is sent again: with the epoch before, it is accepted as long as the member has
-nothing but what it was assigned. One that is older, or was forged, is fenced. A member that says that it has something
-else than it was assigned is told its tasks again, since the answer with them may have been lost; Apache Kafka 4.4 tells
+nothing but what it was assigned. One that is older, or was forged, is fenced. A member that reports other tasks than it
+was assigned gets its tasks in the answer again, since the answer with them may have been lost; Apache Kafka 4.4 sends
 them once, and such a member has none until they change.
 """
 
@@ -256,7 +256,7 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
 
     def _topology(self, group: StreamsGroup, prepared: Prepared, records: list[GroupLogRecord]) -> Topology:
         """The topology of the group; the one that the member brings where there is none yet. A member may bring an
-        older one, and is told so."""
+        older one, and gets the status STALE_TOPOLOGY then."""
         given, present = prepared.topology, group.topology
         if present is None:
             if given is None:

@@ -1,9 +1,9 @@
 """The next state of a member of a streams group, on the way from the tasks that it has to its target (KIP-1071).
 
-An active task changes hands in three steps: its member is told to give it back (UNREVOKED_TASKS), says in a heartbeat
-that it no longer has it, and only then another one gets it, which waits meanwhile (UNRELEASED_TASKS). Copies of one
-task share a directory within a process, so a process has at most one of them at a time, whatever part it plays: a
-member also waits for a standby or warm-up copy of another member of its process. The member itself changes the part
+An active task changes hands in three steps: its member gets an assignment without it (UNREVOKED_TASKS), says in a
+heartbeat that it no longer has it, and only then another one gets it, which waits meanwhile (UNRELEASED_TASKS). Copies
+of one task share a directory within a process, so a process has at most one of them at a time, whatever part it plays:
+a member also waits for a standby or warm-up copy of another member of its process. The member itself changes the part
 of a copy at once, or keeps the copy until it may run the task: nothing is closed and restored for that.
 
 A member comes to the epoch of the target when it has given back all that it must. The rules are those of Apache Kafka
