@@ -2,7 +2,7 @@
 # cython: embedsignature=False, binding=False
 """The last offset of each key, for compaction.
 
-`KeyOffsets` holds no keys: 128 bits of SipHash-2-4, keyed by a secret of each cleaning, so that no client can make two
+`KeyOffsets` holds no keys: 128 bits of SipHash-2-4, keyed by a secret of each cleaning, so that nobody can make two
 keys that are taken for one. One entry is 24 bytes: the hash and the offset. Probing is linear; the table is never
 filled beyond nine tenths. Its size is fixed. It is returned to the operating system by `release`, without the
 interpreter's lock: for 128 MiB that takes 15 ms, which no other thread of the process waits for.
