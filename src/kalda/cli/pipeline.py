@@ -342,16 +342,16 @@ def run_command(
         from kalda.pipeline.projects.check import problems_without_spark
         from kalda.pipeline.projects.specification import read_specification
 
-        specification = read_specification(project)
+        specification = read_specification(project, parse_pairs("--spark", spark_pairs))
         options = RunOptions(not once, _names(refresh), _names(full_refresh), full_refresh_all)
-        settings = {**specification.session_settings, **parse_pairs("--spark", spark_pairs)}
+        settings = specification.session_settings
         if engine == "spark":
             sys.exit(run_in_spark(specification, options, settings))
         with running_alone(specification):
             _refuse(problems_without_spark(specification))
             reports: dict[str, FlowReport] = {}
             line = _flow_line(reports)
-            with _session(line, specification.name, ("delta",), settings) as spark:
+            with _session(line, specification.name, specification.modules, settings) as spark:
                 done = run_project(spark, specification, options, lambda report: reports.update(report.flows))
         columns, rows = _flow_rows(reports.values())
         if as_json:
@@ -415,20 +415,22 @@ def serve_command(
         from kalda.pipeline.projects.check import problems_without_spark
         from kalda.pipeline.projects.specification import read_specification
 
-        specifications = [read_specification(place) for place in places]
+        pairs = parse_pairs("--spark", spark_pairs)
+        specifications = [read_specification(place, pairs) for place in places]
         check_projects(specifications)
         _refuse([problem for each in specifications for problem in problems_without_spark(each, ask=False)])
         token = secrets.token_urlsafe(16) if token_file is None else token_file.read_text(encoding="utf-8").strip()
         if not token:
             raise Failure(f"{token_file} has no token")
-        settings = {**shared_settings(specifications), **parse_pairs("--spark", spark_pairs)}
+        settings = {**shared_settings(specifications), **pairs}
+        modules = [module for each in specifications for module in each.modules]
 
         def show(port: int) -> None:
             address = f"http://{listen.removeprefix('http://').rpartition(':')[0] or 'localhost'}:{port}/"
             click.echo(f"Serving {address}#token={token}" if token_file is None else f"Serving {address}")
 
         line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  Spark starts")
-        with stop_signals() as stopped, _session(line, "serve", ("delta",), settings, ticks_until_made=True) as spark:
+        with stop_signals() as stopped, _session(line, "serve", modules, settings, ticks_until_made=True) as spark:
             Service(spark, specifications, are_paused=paused).run(listen, token, stopped, show)
 
 
@@ -456,11 +458,11 @@ def redrive_command(
         from kalda.pipeline.engine.redrive import Wanted
         from kalda.pipeline.projects.specification import read_specification
 
-        specification = read_specification(project)
+        specification = read_specification(project, parse_pairs("--spark", spark_pairs))
         wanted = Wanted(table, where, parse_pairs("--set", changes))
-        settings = {**specification.session_settings, **parse_pairs("--spark", spark_pairs)}
         line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  rows of {table} are given again")
-        with running_alone(specification), _session(line, f"redrive {table}", ("delta",), settings) as spark:
+        session = _session(line, f"redrive {table}", specification.modules, specification.session_settings)
+        with running_alone(specification), session as spark:
             counts = redrive_rows(spark, specification, wanted)
     if not counts:
         say(f"{table} has no rows in quarantine")
@@ -487,12 +489,12 @@ def check_command(project: Path, no_spark: bool, no_cluster: bool, spark_pairs: 
         from kalda.pipeline.projects.check import problems_without_spark
         from kalda.pipeline.projects.specification import read_specification
 
-        specification = read_specification(project)
+        specification = read_specification(project, parse_pairs("--spark", spark_pairs))
         _refuse(problems_without_spark(specification, ask=not no_cluster))
         if not no_spark:
             line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  Spark reads the project")
-            settings = {**specification.session_settings, **parse_pairs("--spark", spark_pairs)}
-            with _session(line, specification.name, ("delta",), settings) as spark:
+            settings = specification.session_settings
+            with _session(line, specification.name, specification.modules, settings) as spark:
                 check_with_spark(spark, specification)
         say(f"{specification.name}: nothing is wrong" + (" that can be told without Spark" if no_spark else ""))
 
@@ -636,16 +638,18 @@ def replay_command(
 
 
 @pipeline.command("status")
-@click.argument("places", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("places", metavar="PATH...", nargs=-1, required=True)
 @click.option("--bootstrap-server", metavar="HOST:PORT,...", envvar=BOOTSTRAP_VARIABLE, show_envvar=True,
               help="Brokers, where the pipeline does not name them.")  # fmt: skip
 @_source_option
 @click.option("--no-lag", is_flag=True, help="Do not request the topics' ends from the cluster.")
 @click.option("--chart", metavar="FILE", type=click.Path(path_type=Path), help="Also draw a chart: .png or .html.")
+@click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True,
+              help="A key of a file system, such as spark.hadoop.fs.s3a.endpoint=URL. Repeatable.")  # fmt: skip
 @json_option
 def status_command(
-    places: tuple[Path, ...], bootstrap_server: str | None, pairs: tuple[str, ...], no_lag: bool, chart: Path | None,
-    as_json: bool,
+    places: tuple[str, ...], bootstrap_server: str | None, pairs: tuple[str, ...], no_lag: bool, chart: Path | None,
+    spark_pairs: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Projects, also those of `load`, `snapshot` and `derive`, and checkpoints: state, lag, last batches.
 
@@ -660,7 +664,8 @@ def status_command(
 
         options = {"kafka.bootstrap.servers": bootstrap_server} if bootstrap_server else {}
         options |= parse_pairs("--option", pairs)
-        found = [each for place in places for each in statuses(place, options, asks=not no_lag)]
+        settings = parse_pairs("--spark", spark_pairs)
+        found = [each for place in places for each in statuses(place, options, settings, asks=not no_lag)]
         rows = [_row(each) for each in found]
         columns = ("pipeline", "kind", "state", "records", "lag", "batches", "last batch", "records in it", "seconds")
         if as_json:

@@ -1,5 +1,7 @@
 """Files beside a pipeline: read up to a bound, replaced whole or not at all, locked by one process.
 
+A place is a `Path` of a local or mounted file system, or a `StorePath` of an object store.
+
 A lake and a snapshot's table keep their state in their directory `_kalda`. A directory with other files and without
 such a state belongs to somebody else. It is refused, because files that are no part of a table are deleted.
 """
@@ -7,19 +9,25 @@ such a state belongs to somebody else. It is refused, because files that are no 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
+from kalda.pipeline.leases import Lease, is_held
 from kalda.pipeline.session import PipelineError
+from kalda.pipeline.stores import StorePath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Place = Path | StorePath
 OWN: Final = "_kalda"
 """The directory of a lake's or table's own state, in it."""
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -32,16 +40,32 @@ _MAX_STATE_BYTES: Final = 1 << 30
 """Of a state, which may have offsets of any number of partitions."""
 
 
-def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Raises `PipelineError` where the file is too large, `OSError` where it cannot be read."""
-    with open(path, "rb") as file:
-        found = file.read(max_bytes + 1)
+_leases: Final[dict[StorePath, Lease]] = {}
+"""Those that this process holds."""
+
+
+def place_of(given: str, settings: Mapping[str, str] | None = None, beside: Path | None = None) -> Place | None:
+    """A place by its path, which may be relative to the directory `beside`, or by its URI; None for a URI of another
+    kind. `settings`: of Spark, with the keys of its file systems."""
+    parts = urlsplit(given)
+    if parts.scheme in ("", "file") and parts.netloc in ("", "localhost"):
+        return (Path() if beside is None else beside) / (unquote(parts.path) if parts.scheme else given)
+    return StorePath.of(given, settings or {})
+
+
+def read_bytes(path: Place, max_bytes: int) -> bytes:
+    """Raises `PipelineError` where the file is too large, `OSError` or `Unavailable` where it cannot be read."""
+    if isinstance(path, StorePath):
+        found = path.read_bytes(max_bytes + 1)
+    else:
+        with open(path, "rb") as file:
+            found = file.read(max_bytes + 1)
     if len(found) > max_bytes:
         raise PipelineError(f"{path} has more than {max_bytes} bytes")
     return found
 
 
-def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+def read_text(path: Place, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """A text file. Raises `PipelineError` where it is too large or not UTF-8, `OSError` where it cannot be read."""
     found = read_bytes(path, max_bytes)
     try:
@@ -53,7 +77,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
         ) from None
 
 
-def read_state(path: Path, expected: Mapping[str, type]) -> dict[str, Any] | None:
+def read_state(path: Place, expected: Mapping[str, type]) -> dict[str, Any] | None:
     """A JSON object with at least the `expected` entries; None where there is no such file. Raises `PipelineError`
     where the file has something else."""
     try:
@@ -89,9 +113,11 @@ def check_directory(given: str, state: Path, what: str) -> None:
 
 
 @contextmanager
-def locked(file: Path, refusal: str, spark: SparkSession | None = None) -> Iterator[None]:
+def locked(place: Place, refusal: str, spark: SparkSession | None = None) -> Iterator[None]:
     """Hold a lock that ends with the process at the latest, and with `spark` not before that session's Java has ended.
-    Raises `PipelineError` where another process holds it."""
+    In a store, one without `spark` is held against other machines too. Raises `PipelineError` where another process
+    holds it, `Unavailable`."""
+    file = _local_file(place)
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "w") as opened, ExitStack() as stack:
         try:
@@ -102,7 +128,42 @@ def locked(file: Path, refusal: str, spark: SparkSession | None = None) -> Itera
         java = getattr(spark, "_jvm", None)
         if java is not None:
             stack.enter_context(_locked_by_java(java, file.with_name(f"{file.name}.java"), refusal))
+        if isinstance(place, StorePath) and spark is None:
+            _leases[place] = stack.enter_context(Lease(place, refusal))
+            stack.callback(_leases.pop, place)
         yield
+
+
+def _local_file(place: Place) -> Path:
+    """What processes of this user and machine lock."""
+    if isinstance(place, Path):
+        return place
+    digest = hashlib.sha256(place.identity.encode()).hexdigest()[:32]
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kalda" / "locks" / digest
+
+
+def check_held(place: Place, *, asks: bool = False) -> None:
+    """Raises `PipelineError` where this process has lost the lock to another machine, `Unavailable`. `asks`: the store,
+    now; otherwise it is known after a few seconds."""
+    lease = _leases.get(place) if isinstance(place, StorePath) else None
+    if lease is None:
+        return
+    if asks:
+        lease.ask()
+    if lease.is_lost:
+        raise PipelineError(f"{place} was taken by another machine, since this one had not written it for too long")
+
+
+def is_locked(place: Place) -> bool:
+    """Whether a process holds the lock."""
+    try:
+        with open(_local_file(place)) as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return True
+    return isinstance(place, StorePath) and is_held(place)
 
 
 @contextmanager
@@ -120,8 +181,12 @@ def _locked_by_java(java: Any, file: Path, refusal: str) -> Iterator[None]:
         channel.close()
 
 
-def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file, whole or not at all. `mode`: its permissions, of which the process's umask takes some."""
+def replace_text(path: Place, text: str, mode: int = 0o666) -> None:
+    """Write a file, whole or not at all. `mode`: its permissions, of which the process's umask takes some. Raises
+    `OSError`, `Unavailable`."""
+    if isinstance(path, StorePath):
+        path.write_text(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
@@ -141,3 +206,24 @@ def sync(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def times_in(place: Place) -> dict[str, float]:
+    """What is in a directory, and when each was written, in seconds since 1970; nothing where there is no such
+    directory."""
+    if isinstance(place, StorePath):
+        return place.times_in()
+    found = {}
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # a query removes old ones meanwhile
+                found[entry.name] = entry.stat().st_mtime
+    return found
+
+
+def remove_tree(place: Place) -> None:
+    """A directory with all that is in it, if there is one."""
+    if isinstance(place, StorePath):
+        place.remove()
+    else:
+        shutil.rmtree(place, ignore_errors=True)

@@ -18,8 +18,8 @@ from kalda.spark.background import enter_background
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MODULES: Final = ("delta", "iceberg")
-"""Formats that are no part of PySpark."""
+MODULES: Final = ("delta", "iceberg", "hadoop-aws", "hadoop-azure", "hadoop-gcp")
+"""Formats and file systems that are no part of PySpark."""
 _COORDINATES: Final[dict[str, dict[str, str]]] = {
     "4.1": {
         "delta": "io.delta:delta-spark_4.1_2.13:4.4.0",
@@ -27,9 +27,14 @@ _COORDINATES: Final[dict[str, dict[str, str]]] = {
     },
     "4.2": {
         "delta": "io.delta:delta-spark_4.2_2.13:4.4.0",
+        "hadoop-aws": "org.apache.hadoop:hadoop-aws:3.5.0",
+        "hadoop-azure": "org.apache.hadoop:hadoop-azure:3.5.0",
+        "hadoop-gcp": "org.apache.hadoop:hadoop-gcp:3.5.0",
     },
 }
-"""Maven coordinates, by PySpark's minor version and module. Each was loaded; what is not here is not published."""
+"""Maven coordinates, by PySpark's minor version and module: of Hadoop, those of the client that PySpark has, whose
+`core-default.xml` names their classes. Each was loaded but hadoop-azure and hadoop-gcp; what is not here is not
+published."""
 _EXTRAS: Final = {"4.1": "iceberg", "4.2": "pipeline"}
 """The extra of Kalda that installs this PySpark."""
 _THROWN: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: (.+)$", re.MULTILINE)
@@ -39,6 +44,8 @@ _RAISED: Final = re.compile(
 )
 """What Python raised: the line of each traceback in the text of Spark that names the exception, or what is behind
 the name of a class of Kalda's, without that name."""
+_ANSWERED: Final = re.compile(r"software\.amazon\.awssdk\.[\w.]+: (.*?) \(Service: \w+, Status Code: (\d+),.*")
+"""What the store has answered, in the text of an exception of Hadoop."""
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "delta": {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -103,7 +110,7 @@ def make_session(
     *,
     in_background: bool = False,
 ) -> SparkSession:
-    """A session with Kalda's formats. `needs`: delta, iceberg. `in_background`: Java and its Python
+    """A session with Kalda's formats. `needs`: of `MODULES`. `in_background`: Java and its Python
     workers get what other processes of this machine leave; only for a local master. Raises `PipelineError`."""
     from kalda.spark.java import ending_java, java_advice, settings_of_machine, sockets_of_workers
 
@@ -179,7 +186,11 @@ def refuse_options(given: Iterable[str], own: Mapping[str, str]) -> None:
 
 def first_line(error: BaseException) -> str:
     """What an exception of Spark says, and its first cause, without the Java stack; where Python raised it in a worker,
-    what that says."""
+    what that says; where a store of Amazon's kind has answered, its words and its status."""
+    return _ANSWERED.sub(r"\1 (HTTP \2)", _first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
     raised = _RAISED.findall(str(error))
     if raised:
         return str(raised[-1])[:500]
@@ -193,5 +204,5 @@ def first_line(error: BaseException) -> str:
     first = error
     while (cause := getattr(first, "_cause", None)) is not None:  # of PySpark's exceptions
         first = cause
-    below = "" if first is error else first_line(first)
+    below = "" if first is error else _first_line(first)
     return shown if not below or below in shown else f"{shown.removesuffix('.')}: {below}"

@@ -68,7 +68,7 @@ def problems(project: Path) -> list[str]:
         ("- a", "an object with name, storage"),
         ("name: p\nstorage: s\nother: 1", "has no field other"),
         ("name: p", "storage is None"),
-        ("name: p\nstorage: s3://bucket/x", "a local or mounted directory"),
+        ("name: p\nstorage: ftp://bucket/x", "neither a directory nor a URI of s3, s3a, gs"),
         ("name: p\nstorage: s\nconfiguration: {a: 1}", "a is 1; write it in quotes"),
         ("name: p\nstorage: s\nlibraries: [x.py]", "libraries has 'x.py'"),
         ("name: p\nstorage: s\nlibraries: [{glob: {include: 'a/**/*.py'}}]", "a folder with /\\*\\* behind it"),

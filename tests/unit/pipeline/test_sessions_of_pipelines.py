@@ -31,6 +31,9 @@ from kalda.pipeline.session import first_line, packages_of
         ("4.1.4", "delta", "io.delta:delta-spark_4.1_2.13:4.4.0"),
         ("4.1.4", "iceberg", "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"),
         ("4.2.1", "delta", "io.delta:delta-spark_4.2_2.13:4.4.0"),
+        ("4.2.1", "hadoop-aws", "org.apache.hadoop:hadoop-aws:3.5.0"),
+        ("4.2.1", "hadoop-azure", "org.apache.hadoop:hadoop-azure:3.5.0"),
+        ("4.2.1", "hadoop-gcp", "org.apache.hadoop:hadoop-gcp:3.5.0"),
     ],
 )
 def test_each_module_has_the_jar_of_the_pyspark_that_runs(version: str, module: str, coordinate: str) -> None:

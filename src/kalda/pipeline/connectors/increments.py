@@ -19,10 +19,9 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kalda.pipeline.files import read_state, replace_text
+from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.projects.graph import INCREMENT
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.tables.contracts import quoted
@@ -56,7 +55,7 @@ class Increment:
 class Increments:
     """Those of one flow, whose state is in its directory of checkpoints."""
 
-    def __init__(self, checkpoint: Path, column: str, delay_s: float, place: str) -> None:
+    def __init__(self, checkpoint: Place, column: str, delay_s: float, place: str) -> None:
         self._file = checkpoint / _FILE
         self._column = column
         self._delay_s = delay_s
@@ -124,7 +123,6 @@ class Increments:
         return Increment(found["app"], found["number"], found.get("above"), str(found.get("upto")), found["is_done"])
 
     def _write(self, increment: Increment) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         fields = ("app", "number", "above", "upto", "is_done")
         replace_text(self._file, json.dumps({name: getattr(increment, name) for name in fields}))
 

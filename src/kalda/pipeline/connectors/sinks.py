@@ -9,7 +9,6 @@ streams prevents that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.pipelines.output import Sink
@@ -17,7 +16,10 @@ from pyspark.pipelines.output import Sink
 from kalda.base.configs.definition import InvalidConfig
 from kalda.client.transport.profiles import read_profile
 from kalda.pipeline.connectors.jdbc_table import JdbcTable, driver_of
+from kalda.pipeline.files import Place
+from kalda.pipeline.files import place_of as place_of_path
 from kalda.pipeline.projects.definitions import place_of
+from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.tables.tables import Batch
 from kalda.spark.options import CONNECTION
@@ -52,9 +54,10 @@ def connection(name: str) -> dict[str, str]:
 class ProjectSink:
     """One sink, with its options."""
 
-    def __init__(self, output: Sink, directory: Path) -> None:
+    def __init__(self, output: Sink, specification: Specification) -> None:
         self._output = output
-        self._directory = directory
+        self._directory = specification.directory
+        self._settings = specification.session_settings
 
     @property
     def _place(self) -> str:
@@ -90,10 +93,10 @@ class ProjectSink:
                 f"sink does not write would be there twice after a crash. Put the rules onto a view before it"
             )
 
-    def _refuse_files_of_another(self, checkpoint: Path) -> None:
+    def _refuse_files_of_another(self, checkpoint: Place) -> None:
         """Spark's own sink of files leaves out the batches whose numbers are in its list. Raises `PipelineError`."""
-        place = self.options.get(_PATH, "")
-        is_there = self._output.format in _FILES and (Path(place) / _FILE_LIST).is_dir()
+        place = place_of_path(self.options.get(_PATH, ""), self._settings)
+        is_there = self._output.format in _FILES and place is not None and (place / _FILE_LIST).is_dir()
         if is_there and not (checkpoint / "offsets").exists():
             raise PipelineError(
                 f"{place} was written by a query with another checkpoint than {checkpoint}, and Spark would leave out "
@@ -104,7 +107,7 @@ class ProjectSink:
     def format(self) -> str:
         return self._output.format
 
-    def is_streamed(self, schema: StructType, mode: str, checkpoint: Path, has_rules: bool) -> bool:
+    def is_streamed(self, schema: StructType, mode: str, checkpoint: Place, has_rules: bool) -> bool:
         """Whether Spark's own writer of streams writes the rows. Raises `PipelineError` where none may write them."""
         self.check(schema, mode, has_rules=has_rules)
         self._refuse_files_of_another(checkpoint)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -37,11 +36,12 @@ from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_s
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
 from kalda.pipeline.engine.runs import LOCK, Backoff, FlowReport, FlowState, LagClock, RunReport, interval_s, is_final
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
-from kalda.pipeline.files import locked, read_state, replace_text
+from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
 from kalda.pipeline.projects.definitions import AnyFlow, Definitions, flow_name, load_definitions, place_of
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
 from kalda.pipeline.projects.specification import CATALOGS, DELETED, QUARANTINE, Specification
 from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.stores import CONNECTION
 from kalda.pipeline.tables.changes import Changes
 from kalda.pipeline.tables.contracts import CONTRACT, check_contract, difference, fit, holds, nullable, with_rescued
 from kalda.pipeline.tables.expectations import Expectation, Judged, expectations_of, judge
@@ -86,9 +86,7 @@ class FlowRun(ABC):
         self.name = flow_name(flow).lower()
         self.target = definitions.target(flow)
         self.output: Output = definitions.outputs[self.target]
-        self.sink = (
-            ProjectSink(self.output, definitions.specification.directory) if isinstance(self.output, Sink) else None
-        )
+        self.sink = ProjectSink(self.output, definitions.specification) if isinstance(self.output, Sink) else None
         self.properties: Mapping[str, str] = self.output.table_properties if isinstance(self.output, Table) else {}
         kind = "changes" if isinstance(flow, AutoCdcFlow) else type(self.output).__name__
         self.report = FlowReport(self.name, self.target, kind)
@@ -212,7 +210,9 @@ class FlowRun(ABC):
         return name + QUARANTINE
 
     def judged(self, frame: DataFrame, number: int, columns: StructType | None) -> Judged:
-        """The good and the bad rows of a batch. `columns`: of a table that keeps its own."""
+        """The good and the bad rows of a batch. `columns`: of a table that keeps its own. Raises `PipelineError` where
+        the lock is lost: two drivers must not make the same version of a table in a store."""
+        check_held(self._engine.definitions.specification.state / LOCK, asks=True)
         fitting = None if columns is None else fit(frame, columns, self.contract)
         judged = judge(frame, self.expectations, fitting, self.name, number)
         failing = self.report.failing
@@ -362,7 +362,7 @@ class ViewRun(FlowRun):
         self._every_s = interval_s(self.setting(TRIGGER, "1 minute"), TRIGGER)
         self._tag = f"kalda view {self.name}".replace(",", " ")
         self._future: Future[int] | None = None
-        self._began_s = 0.0
+        self._began_s = self._looks_s = 0.0
         self._seen: dict[str, int] = {}
 
     def start(self) -> None:
@@ -403,8 +403,10 @@ class ViewRun(FlowRun):
             self.report.last_batch_ms = int(time.time() * 1000)
         if not self._engine.options.follow:
             self.report.state = FlowState.DONE
-        elif time.monotonic() - self._began_s >= self._every_s and self._has_new():
-            self.start()
+        elif time.monotonic() >= max(self._began_s + self._every_s, self._looks_s):
+            self._looks_s = time.monotonic() + self._engine.tables.look_s
+            if self._has_new():
+                self.start()
 
     def _has_new(self) -> bool:
         """Whether an input has another version; always where it reads no table of the project."""
@@ -512,6 +514,7 @@ class Engine:
     def _run(self, stopped: StopEvent, see: Callable[..., None]) -> None:
         try:
             while not stopped.is_set():
+                check_held(self._state / LOCK)
                 self._step()
                 see()
                 if all(each.report.state.is_final for each in self.runs):
@@ -635,7 +638,7 @@ class Engine:
         for each in self.runs:
             if each.target not in outputs:
                 continue
-            shutil.rmtree(self.definitions.specification.checkpoint(each.name), ignore_errors=True)
+            remove_tree(self.definitions.specification.checkpoint(each.name))
             self.tables.empty(each.quarantine)
             if isinstance(each.output, Table):
                 self.tables.empty(each.target + DELETED)
@@ -758,6 +761,8 @@ def run_in_spark(specification: Specification, options: RunOptions, settings: Ma
 
     if options.follow:
         raise PipelineError("--engine spark has no --follow: it runs up to the sources' ends")
+    if not isinstance(specification.storage, Path) or CONNECTION in specification.configuration:
+        raise PipelineError(f"--engine spark needs a storage of this machine, and has no {CONNECTION}")
     if specification.state.is_dir():
         raise PipelineError(
             f"{specification.state} has checkpoints of Kalda's engine, and Spark's would read all records again into "

@@ -28,8 +28,10 @@ from uuid import uuid4
 
 from kalda import __version__
 from kalda.pipeline.engine.runs import FlowReport, FlowState
+from kalda.pipeline.files import Place, place_of
 from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError
+from kalda.pipeline.stores import StorePath
 from kalda.spark.options import OptionError, connected, read_options
 
 log = logging.getLogger(__name__)
@@ -70,7 +72,9 @@ def _facet(schema: str, **values: Any) -> dict[str, Any]:
     return {"_producer": _PRODUCER, "_schemaURL": url, **values}
 
 
-def table_of(path: Path, columns: Iterable[tuple[str, str]] = ()) -> Dataset:
+def table_of(path: Place, columns: Iterable[tuple[str, str]] = ()) -> Dataset:
+    if isinstance(path, StorePath):  # OpenLineage has one name for what Hadoop calls s3a
+        return Dataset(f"{path.scheme.replace('s3a', 's3')}://{path.bucket}", path.key or "/", tuple(columns))
     return Dataset("file", str(path.absolute()), tuple(columns))
 
 
@@ -82,7 +86,8 @@ def dataset_of(options: Mapping[str, str]) -> list[Dataset]:
         return []
     servers = given.get("kafka.bootstrap.servers", "").split(",")[0].strip()
     if not servers:
-        return [table_of(Path(unquote(urlsplit(given["path"]).path)))] if "path" in given else []
+        place = place_of(given.get("path", ""))
+        return [table_of(place)] if given.get("path") and place is not None else []
     if topic := given.get("topic"):
         return [Dataset(f"kafka://{servers}", topic)]
     try:

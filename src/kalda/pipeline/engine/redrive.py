@@ -19,18 +19,16 @@ A run of the project, and the next command, first finish a work that was interru
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from pyspark.sql.types import StringType, StructType
 
-from kalda.pipeline.files import read_state, replace_text
+from kalda.pipeline.files import Place, read_state, remove_tree, replace_text
 from kalda.pipeline.session import PipelineError, first_line
 from kalda.pipeline.tables.contracts import JSON_TIMES, fit, nullable, quoted
 from kalda.pipeline.tables.expectations import Expectation
@@ -73,7 +71,7 @@ class RedriveFlow:
 class Redrive:
     """The works of one project."""
 
-    def __init__(self, spark: SparkSession, tables: Tables, state: Path) -> None:
+    def __init__(self, spark: SparkSession, tables: Tables, state: Place) -> None:
         self._spark = spark
         self._tables = tables
         self._file = state / "redrive.json"
@@ -81,7 +79,7 @@ class Redrive:
 
     def begin(self, quarantine: str, wanted: Wanted, flows: Sequence[RedriveFlow]) -> dict[str, tuple[int, int]]:
         """Decide on the rows. Returns of each flow how many rows hold, and how many stay. Raises `PipelineError`."""
-        shutil.rmtree(self._place, ignore_errors=True)  # of a work that was interrupted before it began
+        remove_tree(self._place)  # of a work that was interrupted before it began
         identity = uuid4().hex
         counts: dict[str, tuple[int, int]] = {}
         names: dict[str, str] = {}
@@ -131,14 +129,14 @@ class Redrive:
         columns = [f.col(quoted(name)) for name in schema.names] if fitting is None else list(fitting.columns)
         return rows.select(_ROW, holds.alias(_GOOD), *columns)
 
-    def _counts(self, path: Path) -> tuple[int, int]:
+    def _counts(self, path: Place) -> tuple[int, int]:
         from pyspark.sql import functions as f
 
         sums = self._read(path).agg(f.count_if(f.col(_GOOD)), f.count_if(~f.col(_GOOD)))
         row: Any = sums._jdf.head()
         return int(row.getLong(0)), int(row.getLong(1))
 
-    def _read(self, path: Path) -> DataFrame:
+    def _read(self, path: Place) -> DataFrame:
         return self._spark.read.format("delta").load(str(path))
 
     def finish(self, write_of: Callable[[str], Write | None]) -> None:
@@ -161,4 +159,4 @@ class Redrive:
             stays = stays.unionByName(rows.where(~f.col(_GOOD)).select(f"{_ROW}.*"))
         self._tables.replace(stays, quarantine, batch)
         self._file.unlink()
-        shutil.rmtree(self._place, ignore_errors=True)
+        remove_tree(self._place)

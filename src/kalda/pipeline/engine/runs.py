@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -10,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 from kalda.pipeline.engine.query import moment_ms
-from kalda.pipeline.files import read_state, replace_text
+from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.projects.specification import Specification
-from kalda.pipeline.session import PipelineError
+from kalda.pipeline.session import PipelineError, Unavailable
 
+log = logging.getLogger(__name__)
 LOCK: Final = "run.lock"
 """The file that is locked while a run goes on."""
 _EVERY_S: Final = 1.0
@@ -131,6 +132,7 @@ class RunReport:
         self._now = now
         self._written = ""
         self._written_s = 0.0
+        self._failures = 0
         self.flows: dict[str, FlowReport] = {}
         self.project = specification.name
         self.configuration = specification.configuration
@@ -149,9 +151,17 @@ class RunReport:
         flows = [asdict(each) for each in self.flows.values()]
         kept = {name: asdict(each) for name, each in sorted(dict(self.upkeep).items())}
         text = json.dumps({**self._head, "flows": flows, "changes": self.changes, "upkeep": kept}, indent=1)
-        if text != self._written:
+        if text == self._written:
+            return
+        self._written_s = self._now()
+        try:
             replace_text(self._path, text)
-            self._written, self._written_s = text, self._now()
+        except Unavailable as error:  # the flows go on, and the file is written a second later
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:
+                log.warning("the status is not written, %d times now: %s", self._failures, error)
+        else:
+            self._written, self._failures = text, 0
 
 
 def upkeep_of(run: Mapping[str, Any]) -> dict[str, TableUpkeep]:
@@ -161,7 +171,7 @@ def upkeep_of(run: Mapping[str, Any]) -> dict[str, TableUpkeep]:
     return {table: TableUpkeep(**{k: v for k, v in each.items() if k in names}) for table, each in found.items()}
 
 
-def run_file(specification: Specification) -> Path:
+def run_file(specification: Specification) -> Place:
     return specification.state / "run.json"
 
 

@@ -45,7 +45,8 @@ _EVERY_S: Final = 2.0
 """Between two points of the charts."""
 _POLL_S: Final = 1.0
 _MOST_REFRESHES: Final = 100
-_WAREHOUSE: Final = "spark.sql.warehouse.dir"
+_OF_JAVA: Final = ("spark.sql.warehouse.dir", "spark.jars.packages")
+"""The engine has its own warehouse, and the session has more packages."""
 _OF_SESSION: Final = "spark.sql."
 _SHARED: Final = ("spark.sql.extensions", "spark.sql.catalog")
 """Settings of `spark.sql.` that all sessions share."""
@@ -61,8 +62,9 @@ def shared_settings(specifications: Iterable[Specification]) -> dict[str, str]:
             if name.startswith(_OF_SESSION) and not name.startswith(_SHARED):
                 continue
             if found.setdefault(name, value) != value:
+                said = ("another", "one") if name.startswith("spark.hadoop.") else (value, found[name])  # or a secret
                 raise PipelineError(
-                    f"{name} is {value} in project {each.name}, and {found[name]} in {owners[name]}: projects that are "
+                    f"{name} is {said[0]} in project {each.name}, and {said[1]} in {owners[name]}: projects that are "
                     f"served together share it"
                 )
             owners.setdefault(name, each.name)
@@ -167,7 +169,7 @@ class Served:
         session = self._spark.newSession()
         prepare(session)
         for name, value in self.specification.session_settings.items():
-            if name == _WAREHOUSE or session.conf.get(name, None) == value:
+            if name in _OF_JAVA or session.conf.get(name, None) == value:
                 continue
             if not session.conf.isModifiable(name):
                 raise PipelineError(f"{name} cannot be set for one project: give it to the service by --spark")

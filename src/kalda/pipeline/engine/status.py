@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,10 @@ from kalda.base.ids import TopicPartition
 from kalda.pipeline.engine.chart import ChartLine, Panel
 from kalda.pipeline.engine.checkpoints import Checkpoint, CheckpointBatch
 from kalda.pipeline.engine.runs import LOCK, FlowState, TableUpkeep, read_run, upkeep_of
-from kalda.pipeline.files import OWN
+from kalda.pipeline.files import OWN, Place, is_locked, place_of
 from kalda.pipeline.projects.specification import DELETED, QUARANTINE, SPECIFICATIONS, Specification, read_specification
 from kalda.pipeline.session import PipelineError
+from kalda.pipeline.stores import SCHEMES, StorePath, store_settings
 from kalda.pipeline.topics import TopicQuestions
 
 RECENT_S = 60.0
@@ -61,13 +61,22 @@ class PipelineStatus:
         return self.batches[-1].planned_ms if self.batches else None
 
 
-def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> list[PipelineStatus]:
-    """The pipelines at a path: a project, a file of which `derive` has made one, or a checkpoint. `options` are those
-    of the source, with the cluster's address. Raises `PipelineError`."""
+def statuses(
+    given: str | Path, options: Mapping[str, str], settings: Mapping[str, str] | None = None, *, asks: bool = True
+) -> list[PipelineStatus]:
+    """The pipelines at a place: a project, a file of which `derive` has made one, or a checkpoint. `options` are those
+    of the source, with the cluster's address; `settings` those of Spark. Raises `PipelineError`, `Unavailable`."""
+    path = place_of(str(given), store_settings(settings or {}) | dict(settings or {}))
+    if path is None:
+        raise PipelineError(f"{given}: a path, or a URI of {', '.join(SCHEMES)} is expected")
+    if isinstance(path, StorePath):
+        if not (path / "offsets").is_dir():
+            raise PipelineError(f"{path} is no checkpoint; the status of a project is that of its spark-pipeline.yml")
+        return [_of_checkpoint(path.name, "query", path, options, asks)]
     if path.suffix == ".toml":
         path = path.with_name(f"{path.stem}-pipeline")
     if path.suffix in (".yml", ".yaml") or any((path / name).is_file() for name in SPECIFICATIONS):
-        return _of_project(read_specification(path), options, asks)
+        return _of_project(read_specification(path, settings), options, asks)
     if (path / "offsets").is_dir():
         return [_of_checkpoint(path.name, "query", path, options, asks)]
     if (path / OWN).is_dir():
@@ -75,7 +84,7 @@ def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> li
     raise PipelineError(f"{path}: neither a project (spark-pipeline.yml) nor a checkpoint")
 
 
-def _of_checkpoint(name: str, kind: str, path: Path, options: Mapping[str, str], asks: bool) -> PipelineStatus:
+def _of_checkpoint(name: str, kind: str, path: Place, options: Mapping[str, str], asks: bool) -> PipelineStatus:
     checkpoint = Checkpoint(path)
     batches = checkpoint.batches(_SHOWN + 1)
     done = checkpoint.committed()
@@ -105,24 +114,13 @@ def _lag(done: Mapping[TopicPartition, int], options: Mapping[str, str], asks: b
     return sum(max(0, each.end - max(done.get(partition, 0), each.start)) for partition, each in ends.items())
 
 
-def _is_locked(file: Path) -> bool:
-    try:
-        with open(file) as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
 def _of_project(specification: Specification, options: Mapping[str, str], asks: bool) -> list[PipelineStatus]:
     """The flows of the last run, as it has reported them. A flow that was running, and has no process any more, was
     killed: the next run continues it."""
     run = read_run(specification)
     if run is None:
         return [PipelineStatus(specification.name, "project", "never started", {}, None)]
-    is_running = _is_locked(specification.state / LOCK)
+    is_running = is_locked(specification.state / LOCK)
     notes_of: dict[str, list[str]] = {}
     for each in run["changes"]:
         notes_of.setdefault(each["table"], []).append(each["change"])

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.pipeline.engine.runs import TableUpkeep, interval_s
 from kalda.pipeline.projects.specification import DELETED, QUARANTINE
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.session import PipelineError, Unavailable, first_line
 from kalda.pipeline.tables.contracts import quoted
 from kalda.pipeline.tables.tables import Tables, retrying
 
@@ -144,7 +144,7 @@ class Upkeep:
         """Begin what is due, unless something goes on. Called again and again while the project runs."""
         if self._now() < self._looks_s or (self._future is not None and not self._future.done()):
             return
-        self._looks_s = self._now() + _EVERY_S
+        self._looks_s = self._now() + max(_EVERY_S, self._tables.look_s)
         for name in self._keeping:
             if self._is_due(name):
                 self._future = self._thread.submit(self.keep, name)
@@ -164,7 +164,13 @@ class Upkeep:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _is_due(self, name: str) -> bool:
-        return self._now() >= self._pauses.get(name, 0) and any(self._due(name))
+        if self._now() < self._pauses.get(name, 0):
+            return False
+        try:
+            return any(self._due(name))
+        except Unavailable:
+            self._pauses[name] = self._now() + _PAUSE_S
+            return False
 
     def _due(self, name: str) -> tuple[bool, bool]:
         """Whether the table needs a merge, and whether it needs a removal."""

@@ -320,7 +320,7 @@ class DerivedDirectory(GeneratedDirectory):
         specification = self.write(derived_project(self.file), {"file": str(self.file.path)})
         for name in self.file.written:
             before, now = self.file.checkpoints / name, specification.checkpoint(name + _OUT)
-            if before.is_dir() and not now.exists():
+            if isinstance(now, Path) and before.is_dir() and not now.exists():
                 now.parent.mkdir(parents=True, exist_ok=True)
                 before.rename(now)
         return specification

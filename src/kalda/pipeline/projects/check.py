@@ -185,13 +185,14 @@ def _columns(plan: Any) -> tuple[str, ...] | None:
 
 
 def problems_without_spark(specification: Specification, ask: bool = True) -> list[str]:
-    """What is wrong, as far as it can be told without Java, each with its place. `ask`: also the clusters. Raises
-    `PipelineError` where the definitions cannot be read."""
+    """What is wrong, as far as it can be told without Java, each with its place. `ask`: also clusters and stores.
+    Raises `PipelineError` where the definitions cannot be read."""
+    problems = list(dict.fromkeys(filter(None, (each.problem() for each in specification.stores if ask))))
     found = read_project(specification)
     if found is None:
-        return []
+        return problems
     definitions, readings = found
-    problems = _missing(definitions, readings)
+    problems += _missing(definitions, readings)
     try:
         ordered(_inputs(definitions, readings))
     except PipelineError as error:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
-from kalda.pipeline.files import read_text
+from kalda.pipeline.files import Place, place_of, read_text
 from kalda.pipeline.session import PipelineError
+from kalda.pipeline.stores import CONNECTION, SCHEMES, StorePath, store_settings
 
 SPECIFICATIONS: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 CATALOG: Final = "spark_catalog"
@@ -33,7 +33,7 @@ class Specification:
 
     file: Path
     name: str
-    storage: Path
+    storage: Place
     database: str
     configuration: Mapping[str, str]
     libraries: tuple[str, ...]
@@ -43,32 +43,45 @@ class Specification:
         return self.file.parent
 
     @property
-    def state(self) -> Path:
+    def state(self) -> Place:
         """The directory of the engine's own state: checkpoints, the lock, what `status` shows."""
         return self.storage / "kalda"
 
     @property
     def session_settings(self) -> dict[str, str]:
-        """What the configuration has for Spark."""
-        return {name: value for name, value in self.configuration.items() if name.startswith("spark.")}
+        """What the configuration has for Spark, and what its file systems need beside that. Raises `PipelineError`."""
+        own = {name: value for name, value in self.configuration.items() if name.startswith("spark.")}
+        has_store = self.stores or CONNECTION in self.configuration
+        return {**(store_settings(self.configuration) if has_store else {}), **own}
 
-    def checkpoint(self, flow: str) -> Path:
+    @property
+    def stores(self) -> list[StorePath]:
+        """The storage and the warehouse, where they are in a store."""
+        return [each for each in (self.storage, self.warehouse) if isinstance(each, StorePath)]
+
+    @property
+    def modules(self) -> list[str]:
+        """What the project's session needs."""
+        return ["delta", *filter(None, (each.module for each in self.stores))]
+
+    def checkpoint(self, flow: str) -> Place:
         return self.state / "checkpoints" / flow.replace(os.sep, "_")
 
     @property
-    def warehouse(self) -> Path:
+    def warehouse(self) -> Place:
         """Where tables are: `spark.sql.warehouse.dir`, or `spark-warehouse` beside the file."""
         given = self.configuration.get("spark.sql.warehouse.dir")
-        return self.directory / "spark-warehouse" if given is None else _local(self.file, given, "the warehouse")
+        return self.directory / "spark-warehouse" if given is None else _placed(self.file, given, self.configuration)
 
-    def place(self, table: str) -> Path:
+    def place(self, table: str) -> Place:
         """The directory of a table, where Spark's own catalog has one of this name."""
         database, _, name = table.partition(".")
         return self.warehouse / name if database == "default" else self.warehouse / f"{database}.db" / name
 
 
-def read_specification(given: Path) -> Specification:
-    """Read `spark-pipeline.yml` of a directory, or this file. Raises `PipelineError` with what is wrong in it."""
+def read_specification(given: Path, settings: Mapping[str, str] | None = None) -> Specification:
+    """Read `spark-pipeline.yml` of a directory, or this file. `settings`: of Spark, instead of those in its
+    configuration. Raises `PipelineError` with what is wrong in it."""
     import yaml
 
     file = given.absolute()
@@ -98,22 +111,27 @@ def read_specification(given: Path) -> Specification:
             f"{file}: catalog is {catalog!r}; Kalda's engine keeps tables in {CATALOG}: leave it out, or use "
             f"--engine spark"
         )
-    return Specification(
+    configuration = {**_configuration(file, values.get("configuration") or {}), **(settings or {})}
+    specification = Specification(
         file=file,
         name=values["name"],
-        storage=_local(file, values["storage"], "storage"),
+        storage=_placed(file, values["storage"], configuration),
         database=str(values.get("database") or values.get("schema") or "default").lower(),
-        configuration=_configuration(file, values.get("configuration") or {}),
+        configuration=configuration,
         libraries=tuple(_library(file, entry) for entry in values.get("libraries") or ()),
     )
+    if isinstance(specification.storage, StorePath) and not specification.storage.keeps_state:
+        raise PipelineError(f"{file}: storage is {specification.storage}: HDFS is for tables, not for state")
+    return specification
 
 
-def _local(file: Path, given: str, what: str) -> Path:
-    """A directory of this machine, from a path or a URI; relative paths begin beside the file."""
-    parts = urlsplit(given)
-    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
-        raise PipelineError(f"{file}: {what} is {given!r}, and a local or mounted directory is expected")
-    return file.parent / (unquote(parts.path) if parts.scheme else given)
+def _placed(file: Path, given: str, configuration: Mapping[str, str]) -> Place:
+    """A directory, from a path or a URI; relative paths begin beside the file."""
+    settings = {**store_settings(configuration), **configuration} if "://" in given else {}
+    found = place_of(given, settings, file.parent)
+    if found is None:
+        raise PipelineError(f"{file}: {given!r} is neither a directory nor a URI of {', '.join(SCHEMES)}")
+    return found
 
 
 def _configuration(file: Path, given: Any) -> dict[str, str]:

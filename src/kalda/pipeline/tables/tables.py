@@ -28,9 +28,12 @@ from pyspark.pipelines.output import MaterializedView, Output, Table
 from pyspark.sql.types import StructType
 
 from kalda.pipeline.engine.checkpoints import Checkpoint
+from kalda.pipeline.files import Place
+from kalda.pipeline.files import place_of as placed
 from kalda.pipeline.projects.definitions import place_of
 from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.stores import StorePath
 from kalda.pipeline.tables.contracts import RESCUED, Difference, difference, quoted
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ _CONTENTION: Final = (
 )
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.2
+_STORE_LOOKS_S: Final = 10.0
 _APP: Final = "spark.databricks.delta.write.txnAppId"
 _VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -67,7 +71,7 @@ class Batch:
     offsets: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, flow: str, checkpoint: Path, number: int) -> Batch:
+    def of(cls, flow: str, checkpoint: Place, number: int) -> Batch:
         try:
             lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
             offsets = tuple(json.loads(line) for line in lines[2:])
@@ -121,6 +125,10 @@ class Tables:
         self._stack = ExitStack()
         self._registered: set[str] = set()
         """Those that are in the catalog."""
+        self._versions: dict[str, int] = {}
+        """Those that were found last."""
+        self.look_s = _STORE_LOOKS_S if isinstance(specification.warehouse, StorePath) else 0.0
+        """How long to wait between two looks at a version: a store is paid for each."""
         self.on_change: Callable[[str, str], None] = lambda table, change: None
         """Called with each change of a table's columns."""
 
@@ -132,7 +140,7 @@ class Tables:
         """Leaves the catalog as it was. The tables have directories of their own, which stay."""
         self._stack.close()
 
-    def path(self, name: str) -> Path:
+    def path(self, name: str) -> Place:
         return self._specification.place(name)
 
     def exists(self, name: str) -> bool:
@@ -140,17 +148,24 @@ class Tables:
 
     def version(self, name: str) -> int:
         """Of the table's newest commit; -1 where there is no table. The search begins at the last checkpoint of the
-        log, so that it costs the same however many commits there are."""
-        log = self.path(name) / LOG
-        try:
-            number = int(json.loads((log / "_last_checkpoint").read_text(encoding="utf-8"))["version"])
-        except (OSError, ValueError, KeyError, TypeError):
-            number = -1
+        log, or at the version that was found last, so that it costs the same however many commits there are. Raises
+        `Unavailable`."""
+        number, known = self._last_checkpoint(name), self._versions.get(name, -1)
+        if known > number and self._commit(name, known).exists():
+            number = known
         while self._commit(name, number + 1).exists():
             number += 1
+        self._versions[name] = number
         return number
 
-    def _commit(self, name: str, version: int) -> Path:
+    def _last_checkpoint(self, name: str) -> int:
+        try:
+            file = self.path(name) / LOG / "_last_checkpoint"
+            return int(json.loads(file.read_text(encoding="utf-8"))["version"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1
+
+    def _commit(self, name: str, version: int) -> Place:
         return self.path(name) / LOG / f"{version:020}.json"
 
     def sql_path(self, name: str) -> str:
@@ -212,12 +227,12 @@ class Tables:
         self._stack.callback(self._spark.sql, f"DROP TABLE IF EXISTS {_sql_name(name)}")
         self._registered.add(name)
 
-    def _refuse_other(self, name: str, path: Path) -> None:
+    def _refuse_other(self, name: str, path: Place) -> None:
         if not self._spark.catalog.tableExists(name):
             return
         rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {_sql_name(name)}").where("col_name = 'Location'").collect()
         found = rows[0]["data_type"].removeprefix("file:") if rows else ""
-        if Path(found) != path:
+        if placed(found) != path:
             raise PipelineError(f"the catalog has a table {name} at {found or 'no place'}; the project's is at {path}")
 
     def check_change(self, name: str, output: Output, columns: StructType) -> Difference:
