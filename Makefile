@@ -57,6 +57,7 @@ bench: setup
 
 # What is published of a tagged commit, in dist/. RELEASE_ARGS=--untagged tries it with any commit.
 release: setup
+	$(BIN)/python -m pip install -q 'kalda[release]'
 	$(BIN)/python packaging/release.py $(RELEASE_ARGS)
 
 clean:

@@ -1,13 +1,15 @@
 """A release: sdist, wheels, the context of the image, an SBOM and checksums, into `dist`. `make release` runs it.
 
-    python packaging/release.py [--untagged] [--out dist]
+    python packaging/release.py [--untagged] [--out dist] [--python python3.12 ...] [--machine x86_64 ...]
 
 The commit must have the tag `vVERSION` of pyproject.toml, unless `--untagged` says that it is a trial. The sources are
 those of the commit, not of the directory. `SOURCE_DATE_EPOCH` is the commit's time, so that two builds of one commit by
 the same tools are the same bytes.
 
-With Docker, cibuildwheel builds the wheels of pyproject.toml (manylinux, x86-64 and aarch64). Without, there is the
-wheel of this host alone, whose tag no index accepts.
+The wheels are compiled by the gcc of a Debian, one for each version of Python that is found and each of two machines:
+the other machine's by Debian's cross compiler, which needs no emulator. auditwheel reads from the symbols in each the
+oldest glibc that it runs with, which makes its tag; Debian 12 gives manylinux_2_17. Those of this machine are installed
+and tried. `KALDA_PURE=1` builds the one without compiled modules instead.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import argparse
 import contextlib
 import gzip
 import hashlib
-import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,6 +29,7 @@ import tarfile
 import tempfile
 import tomllib
 import uuid
+from collections.abc import Sequence
 from email.message import Message
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +38,12 @@ from typing import Any, cast
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("python3.11", "python3.12", "python3.13")
+MACHINES = {  # and the packages of Debian that compile for each on the other
+    "x86_64": "gcc-x86-64-linux-gnu libc6-dev-amd64-cross",
+    "aarch64": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+}
+OLDEST_GLIBC = 28  # 2.28, of manylinux_2_28: a wheel that needs a later one does not run where Kalda is to run
 IMAGE = ("Dockerfile", ".dockerignore", "pyproject.toml", "setup.py", "README.md", "LICENSE", "packaging", "src")
 
 
@@ -77,16 +86,28 @@ def files_of(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-def hook(source: Path, out: Path, name: str, epoch: int) -> Path:
-    """Run a hook of the build backend (PEP 517) in the sources: what it has built."""
-    code = f"import sys; from setuptools import build_meta; print(build_meta.{name}(sys.argv[1]))"
-    environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"}
+def run(command: list[str], environment: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """What it prints on standard output."""
     done = subprocess.run(
-        [sys.executable, "-c", code, str(out)], cwd=source, env=environment, capture_output=True, text=True, check=False
+        command, cwd=cwd, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise NotReleasable(f"{name} has failed: {done.stderr[-2000:]}")
-    return out / done.stdout.split()[-1]
+        raise NotReleasable(f"{' '.join(command)[:200]} has failed: {(done.stderr or done.stdout)[-2000:]}")
+    return done.stdout
+
+
+def hook(
+    source: Path,
+    out: Path,
+    name: str,
+    epoch: int,
+    python: str = sys.executable,
+    environment: dict[str, str] | None = None,
+) -> Path:
+    """Run a hook of the build backend (PEP 517) in the sources: what it has built."""
+    code = f"import sys; from setuptools import build_meta; print(build_meta.{name}(sys.argv[1]))"
+    always = {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"}
+    return out / run([python, "-c", code, str(out)], always | (environment or {}), source).split()[-1]
 
 
 def build_sdist(source: Path, out: Path, epoch: int) -> Path:
@@ -99,17 +120,67 @@ def build_sdist(source: Path, out: Path, epoch: int) -> Path:
     return built
 
 
-def build_wheels(source: Path, sdist: Path, out: Path, epoch: int) -> list[Path]:
-    docker = shutil.which("docker")
-    if docker and subprocess.run([docker, "info"], capture_output=True, check=False).returncode == 0:
-        if importlib.util.find_spec("cibuildwheel") is None:
-            raise NotReleasable("Docker runs, but cibuildwheel is not installed. Run: pip install 'kalda[release]'")
-        command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(out), str(sdist)]
-        environment = os.environ | {"CIBW_ENVIRONMENT": f"SOURCE_DATE_EPOCH={epoch}"}
-        subprocess.run(command, check=True, env=environment)
-        return sorted(out.glob("*.whl"))
-    print("release: Docker does not run, so there is the wheel of this host alone, which no index accepts")
-    return [hook(source, out, "build_wheel", epoch)]
+def cross_compiling(python: str, machine: str, includes: Path) -> dict[str, str]:
+    """What makes setuptools compile for `machine`.
+
+    Python's headers are the same for both machines. Debian's `pyconfig.h` includes a file by the machine's name: that
+    of this one is taken, which differs in what only the interpreter itself is compiled by.
+    """
+    compiler = f"{machine}-linux-gnu-gcc"
+    if shutil.which(compiler) is None:
+        raise NotReleasable(f"no {compiler}. On Debian: apt-get install {MACHINES[machine]}")
+    asked = "import sysconfig; print(sysconfig.get_config_h_filename(), sysconfig.get_config_var('SOABI'))"
+    header, tag = run([python, "-c", asked]).split()
+    version = tag.split("-")[1]
+    here = includes / f"{machine}-linux-gnu" / f"python{version[0]}.{version[1:]}"
+    here.mkdir(parents=True, exist_ok=True)
+    shutil.copy(header, here)
+    return {
+        "CC": f"{compiler} -I{includes}",
+        "LDSHARED": f"{compiler} -shared",
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{version}-{machine}-linux-gnu.so",
+    }
+
+
+def build_wheel(source: Path, out: Path, epoch: int, python: str, machine: str) -> Path:
+    """A wheel whose tag says which glibc it needs."""
+    with tempfile.TemporaryDirectory() as directory:
+        other = cross_compiling(python, machine, Path(directory)) if machine != platform.machine() else {}
+        built = hook(source, Path(directory), "build_wheel", epoch, python, other)
+        environment = {"SOURCE_DATE_EPOCH": str(epoch), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        run([sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", directory, str(built)], environment)
+        (tagged,) = Path(directory).glob(f"*-manylinux*_{machine}.whl")
+        needed = min(int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", tagged.name))
+        if needed > OLDEST_GLIBC:
+            raise NotReleasable(f"{tagged.name} needs glibc 2.{needed}: build on an older Debian")
+        return Path(shutil.move(tagged, out))
+
+
+def build_wheels(
+    source: Path, out: Path, epoch: int, pythons: Sequence[str] = PYTHONS, machines: Sequence[str] = tuple(MACHINES)
+) -> list[Path]:
+    if os.environ.get("KALDA_PURE") == "1":
+        return [hook(source, out, "build_wheel", epoch)]
+    wheels = []
+    tools = [f"{name}=={metadata.version(name)}" for name in ("setuptools", "cython")]
+    for asked in pythons:
+        if subprocess.run([asked, "-c", ""], capture_output=True, check=False).returncode:
+            print(f"release: {asked} does not run here, so there are no wheels for it. Name one by --python")
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            run([asked, "-m", "venv", directory])
+            python = f"{directory}/bin/python"
+            run([python, "-m", "pip", "install", "-q", *tools])
+            for machine in machines:
+                wheels.append(build_wheel(source, out, epoch, python, machine))
+                if machine == platform.machine():
+                    run([python, "-m", "pip", "install", "-q", str(wheels[-1])])
+                    run([python, "-c", "from kalda.records.codec import COMPILED; assert COMPILED"], cwd=out)
+                    run([python, "-m", "kalda", "version"], cwd=out)
+    if not wheels:
+        raise NotReleasable(f"none of {', '.join(pythons)} runs here. Name an interpreter by --python")
+    return wheels
 
 
 def licence_of(about: Message) -> str:
@@ -156,11 +227,18 @@ def sbom(version: str) -> str:
     return json.dumps(described, indent=1) + "\n"
 
 
-def release(source: Path, out: Path, version: str, epoch: int) -> list[Path]:
+def release(
+    source: Path,
+    out: Path,
+    version: str,
+    epoch: int,
+    pythons: Sequence[str] = PYTHONS,
+    machines: Sequence[str] = tuple(MACHINES),
+) -> list[Path]:
     """Everything that a release has, built from clean sources."""
     out.mkdir(parents=True, exist_ok=True)
     sdist = build_sdist(source, out, epoch)
-    built = [sdist, *build_wheels(source, sdist, out, epoch)]
+    built = [sdist, *build_wheels(source, out, epoch, pythons, machines)]
     image = out / f"kalda-{version}-image.tar.gz"
     paths = [
         path for name in IMAGE for path in ([source / name] if (source / name).is_file() else files_of(source / name))
@@ -180,6 +258,8 @@ def release(source: Path, out: Path, version: str, epoch: int) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--untagged", action="store_true", help="a trial: the commit needs no tag")
+    parser.add_argument("--python", action="append", help="an interpreter to build wheels for; several may be named")
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="a machine to build wheels for")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -190,7 +270,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory, contextlib.chdir(ROOT):
             archive = subprocess.run(["git", "archive", "HEAD"], capture_output=True, check=True).stdout
             subprocess.run(["tar", "-x", "-C", directory], input=archive, check=True)
-            for path in release(Path(directory), options.out.resolve(), version, epoch):
+            asked = options.python or PYTHONS, options.machine or tuple(MACHINES)
+            for path in release(Path(directory), options.out.resolve(), version, epoch, *asked):
                 print(f"{path.stat().st_size:>12,}  {path}")
     except NotReleasable as error:
         sys.exit(f"release: {error}")
