@@ -29,7 +29,16 @@ from kalda.cli.cluster_local import (
 from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import INTERRUPTED, Failure, failure_of
 from kalda.cli.common.nouns import KaldaCommand, Noun
-from kalda.cli.common.output import ProgressLine, confirm, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import (
+    ProgressLine,
+    confirm,
+    counted,
+    print_json,
+    print_table,
+    report_option,
+    say,
+    yes_option,
+)
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster, with_cluster_or_controllers
 from kalda.cli.common.times import Seconds
 from kalda.cli.local.layout import LayoutError
@@ -165,10 +174,12 @@ def _layout_for(directory: Path, options: ClusterOptions) -> ClusterLayout:
     if options.bootstrap_controllers is None:
         voters = layouts.default_voters(count) if controllers is None else controllers
         if not 1 <= voters <= count:
-            raise click.UsageError(f"--controllers {voters}: of {count} nodes, 1 to {count} can be controllers")
+            raise click.UsageError(
+                f"--controllers {voters}: of {counted(count, 'node')}, 1 to {count} can be controllers"
+            )
         return layouts.make(directory, count, voters, first_id=1 if first_id is None else first_id, **given)
     if (controllers or 0) > count:
-        raise click.UsageError(f"--controllers {controllers}: there are only {count} nodes")
+        raise click.UsageError(f"--controllers {controllers}: more than the {counted(count, 'node')}")
     try:
         found = ask_controllers(options.bootstrap_controllers)
     except ValueError as error:
@@ -232,7 +243,9 @@ def _wait(layout: ClusterLayout, timeout_s: float) -> None:
         serving = count
         progress.step()
 
-    progress = ProgressLine(lambda seconds: f"{serving} of {len(layout.nodes)} nodes serve, after {seconds:.1f} s")
+    progress = ProgressLine(
+        lambda seconds: f"{serving} of {counted(len(layout.nodes), 'node')} up, after {seconds:.1f} s"
+    )
     try:
         starting.wait_until_all_serve(layout, timeout_s, show)
     except starting.StartFailure as failure:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,7 @@ import click
 from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import ProgressLine, print_json, print_table, report_option, say
+from kalda.cli.common.output import ProgressLine, counted, print_json, print_table, report_option, say
 from kalda.cli.common.session import json_option, parse_pairs
 
 if TYPE_CHECKING:
@@ -173,7 +173,13 @@ _print_option = click.option("--print", "prints", is_flag=True, help="Print the 
 @click.option("--message", metavar="NAME", help="protobuf: the message.")
 @click.option("--descriptor", metavar="FILE", help="protobuf: what protoc --descriptor_set_out has written.")
 @click.option("--registry", metavar="URL", help="avro: the schema registry that has the topic's schemas.")
-@click.option("--key", type=click.Choice(["bytes", "string"]), default="bytes", show_default=True)
+@click.option(
+    "--key",
+    type=click.Choice(["bytes", "string"]),
+    default="bytes",
+    show_default=True,
+    help="The type of the column of keys.",
+)
 @click.option("--from", "since", metavar="WHERE", default="earliest", show_default=True,
               help="earliest, latest, a time (UTC without a zone), or offsets as JSON; of the first load.")  # fmt: skip
 @click.option(
@@ -181,7 +187,13 @@ _print_option = click.option("--print", "prints", is_flag=True, help="Print the 
 )
 @click.option("--follow", is_flag=True, help="Wait for new records until stopped.")
 @click.option("--every", metavar="INTERVAL", default="10 seconds", show_default=True, help="With --follow: of batches.")
-@click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=2_000_000, show_default=True)
+@click.option(
+    "--rows-a-batch",
+    type=click.IntRange(1, 2**31 - 1),
+    default=2_000_000,
+    show_default=True,
+    help="Records that a batch has at most.",
+)
 @click.option("--background/--foreground", "in_background", default=None,
               help="Whether Spark takes only what others leave of this machine. Default: unless --follow.")  # fmt: skip
 @_print_option
@@ -251,13 +263,17 @@ def _end(number: int | None, reports: Iterable[FlowReport], *, to_the_end: bool)
         raise Failure("; ".join(failed))
 
 
+_rows, _records = (partial(counted, noun=noun, form=",") for noun in ("row", "record"))
+_batches = partial(counted, noun="batch", plural="batches")
+
+
 def _print_load(flow: FlowReport, seconds: float, rows: list[dict[str, Any]]) -> None:
     columns = ("topic", "table", "partition", "first", "last", "rows")
     print_table(columns, [[row[name] for name in columns] for row in rows])
     sizes = {(row["topic"], row["table"]): (row["files"], row["bytes"]) for row in rows}
     print_table(("topic", "table", "files", "bytes"), [[*names, *size] for names, size in sizes.items()])
     rate = flow.rows / seconds if seconds else 0
-    click.echo(f"{flow.rows:,} rows in {flow.batches} batches, {seconds:.1f} s, {rate:,.0f} rows/s")
+    click.echo(f"{_rows(flow.rows)} in {_batches(flow.batches)}, {seconds:.1f} s, {rate:,.0f} rows/s")
 
 
 @pipeline.command("derive")
@@ -322,7 +338,13 @@ def _names(given: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--refresh", metavar="NAME,...", multiple=True, help="Only these tables and sinks.")
 @click.option("--full-refresh", metavar="NAME,...", multiple=True, help="These anew, and the tables that read them.")
 @click.option("--full-refresh-all", is_flag=True, help="All anew.")
-@click.option("--engine", type=click.Choice(["kalda", "spark"]), default="kalda", show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["kalda", "spark"]),
+    default="kalda",
+    show_default=True,
+    help="What runs the flows: Kalda, or spark-pipelines of Spark.",
+)
 @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
 @json_option
 def run_command(
@@ -372,7 +394,7 @@ def _flow_line(reports: Mapping[str, FlowReport]) -> ProgressLine:
     wait = CpuWait()
 
     def describe(seconds: float) -> str:
-        parts = [f"{name} {each.state} {each.rows:,} rows  lag {each.lag:,}" for name, each in reports.items()]
+        parts = [f"{name} {each.state} {_rows(each.rows)}  lag {each.lag:,}" for name, each in reports.items()]
         said = f"{seconds:5.0f} s  " + ("   ".join(parts) or "Spark starts, and reads the project")
         return f"{said}   waits for the CPU, which others use" if wait.is_long(seconds) else said
 
@@ -467,7 +489,7 @@ def redrive_command(
     if not counts:
         say(f"{table} has no rows in quarantine")
     for flow, (given, kept) in counts.items():
-        say(f"{flow}: {given:,} rows were given again, {kept:,} stay in quarantine")
+        say(f"{flow}: {_rows(given)} given again, {kept:,} left in quarantine")
 
 
 @pipeline.command("check")
@@ -512,7 +534,13 @@ def check_command(project: Path, no_spark: bool, no_cluster: bool, spark_pairs: 
 @click.option(
     "--once/--follow", default=True, show_default=True, help="Up to the topics' present ends, or until stopped."
 )
-@click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=500_000, show_default=True)
+@click.option(
+    "--rows-a-batch",
+    type=click.IntRange(1, 2**31 - 1),
+    default=500_000,
+    show_default=True,
+    help="Records that a batch has at most.",
+)
 @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
 @json_option
 def mirror_command(
@@ -539,8 +567,8 @@ def mirror_command(
     if as_json:
         print_json({"records": report.rows, "batches": report.batches, "groups": done.groups})
     else:
-        groups_done = f", offsets of {len(done.groups)} groups" if done.groups else ""
-        say(f"{report.rows:,} records in {report.batches} batches{groups_done}")
+        groups_done = f", offsets of {counted(len(done.groups), 'group')}" if done.groups else ""
+        say(f"{_records(report.rows)} in {_batches(report.batches)}{groups_done}")
     _end(done.signal, [report], to_the_end=once)
 
 
@@ -575,11 +603,11 @@ def snapshot_command(
     session = _session(line, f"snapshot {topic}", ("delta",), settings, in_background=in_background)
     with table.alone(), session as spark:
         taken = table.take(spark, topic, options)
-    say(f"version {taken.version}: {taken.keys:,} keys; {taken.records:,} records were read")
+    say(f"version {taken.version}: {counted(taken.keys, 'key', form=',')}, read from {_records(taken.records)}")
     if taken.rebuilt is not None:
         say(f"the topic was read from its start: {taken.rebuilt}")
     if taken.without_key:
-        say(f"{taken.without_key:,} records have no key and are no part of the table")
+        say(f"without a key, and so no part of the table: {_records(taken.without_key)}")
     if taken.signal is not None:
         click.echo("Interrupted: the same command continues.", err=True)
         sys.exit(128 + taken.signal)
@@ -609,8 +637,20 @@ def convert_command(path: Path, options: Mapping[str, str], settings: Mapping[st
 @click.option("--to", "topic", metavar="TOPIC", required=True, help="The topic, which exists.")
 @click.option("--name", metavar="NAME", required=True, help="Of this replay: the same name continues it.")
 @click.option("--format", "file_format", default="parquet", show_default=True, help="Of the files, as Spark names it.")
-@click.option("--order-by", metavar="COLUMN,...", default="partition,offset", show_default=True)
-@click.option("--partition-by", type=click.Choice(["partition", "key"]), default="partition", show_default=True)
+@click.option(
+    "--order-by",
+    metavar="COLUMN,...",
+    default="partition,offset",
+    show_default=True,
+    help="The columns by which rows are written.",
+)
+@click.option(
+    "--partition-by",
+    type=click.Choice(["partition", "key"]),
+    default="partition",
+    show_default=True,
+    help="Write each row to the partition it came from, or to that of its key.",
+)
 @report_option
 @_with_source
 def replay_command(
@@ -634,7 +674,7 @@ def replay_command(
     with _session(line, f"replay {name}", ("delta" if is_lake else file_format,), settings) as spark:
         rows = lake.frame(spark) if is_lake else spark.read.format(file_format).load(source)
         done = replay(rows, wanted)
-    say(f"{done.written:,} records were written; {done.skipped:,} were there from an earlier run")
+    say(f"written: {_records(done.written)}; there from an earlier run: {done.skipped:,}")
 
 
 @pipeline.command("status")

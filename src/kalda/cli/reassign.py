@@ -15,7 +15,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import FAILED, INTERRUPTED, Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.output import counted, print_json, print_table
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.common.times import Seconds
 
@@ -207,7 +207,9 @@ def _print_plan(
         total += len(added) * sizes.get(at, 0)
         rows.append((*at, before[at], replicas, len(added) * sizes.get(at, 0) if added else 0))
     print_table(("TOPIC", "PARTITION", "REPLICAS", "PLANNED", "COPIES-BYTES"), rows)
-    click.echo(f"{len(changed)} partitions change, {copies} replicas are copied, {show_bytes(total)}.")
+    click.echo(
+        f"Changed: {counted(len(changed), 'partition')}. Copied: {counted(copies, 'replica')}, {show_bytes(total)}."
+    )
 
 
 def show_bytes(count: float) -> str:

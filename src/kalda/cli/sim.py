@@ -19,7 +19,8 @@ import click
 
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import ProgressLine, counted
+from kalda.cli.common.output import ProgressLine, counted, print_json
+from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
 from kalda.sim.quorum import recover, stale_leaders, storm
@@ -166,37 +167,52 @@ def sim() -> None:
 @_works
 @_duration
 @_jobs
-def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int) -> None:
+@json_option
+def run_command(
+    seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int, as_json: bool
+) -> None:
     """Run seeds, and print those that violate an invariant. Exits with 1 if any does.
 
     \b
     Example:
       kalda sim run --seeds 20 --nodes 3
     """
-    chosen, works, began = _kinds(kinds), _loads(loads), time.monotonic()
-    plans = range(first, first + seeds)
-    failed = acked = 0
-    run = partial(_run, nodes, chosen, works, duration_s)
-    done = 0
-    line = ProgressLine(lambda seconds: _so_far(done, seeds, failed, seconds))
-    with each(run, plans, jobs) as verdicts, line.ticking():  # a fork copies no other thread
-        for seed, verdict in zip(plans, verdicts, strict=True):
-            done += 1
-            acked += verdict.acked
-            if not verdict.passed:
-                failed += 1
-                line.clear()
-                click.echo(f"seed {seed}: {verdict.violation}")
-    click.echo(
-        f"{counted(seeds, 'seed')}, {failed} failed, {counted(acked, 'record')} acknowledged, {_rate(seeds, began)}"
-    )
-    if failed:
-        click.echo("kalda sim replay SEED, with the same options, prints what happened.")
+    run = partial(_run, nodes, _kinds(kinds), _loads(loads), duration_s)
+    if _run_seeds(run, seeds, first, jobs, as_json):
+        click.echo("kalda sim replay SEED, with the same options, prints what happened.", err=as_json)
         sys.exit(1)
 
 
-def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> SimVerdict:
-    return simulate(SimPlan(seed, nodes, kinds, duration_s, loads))
+def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> tuple[str, int]:
+    verdict = simulate(SimPlan(seed, nodes, kinds, duration_s, loads))
+    return verdict.violation, verdict.acked
+
+
+def _run_seeds(run: Callable[[int], tuple[str, int | None]], seeds: int, first: int, jobs: int, as_json: bool) -> bool:
+    """Print the seeds that fail, and a line of all. `run` returns the violated invariant, empty for none, and how many
+    records were acknowledged, None where that is not counted. Whether a seed has failed."""
+    began, plans = time.monotonic(), range(first, first + seeds)
+    failed: list[dict[str, int | str]] = []
+    counts: list[int] = []
+    done = 0
+    line = ProgressLine(lambda seconds: _so_far(done, seeds, len(failed), seconds))
+    with each(run, plans, jobs) as results, line.ticking():  # a fork copies no other thread
+        for seed, (violation, acked) in zip(plans, results, strict=True):
+            done += 1
+            if acked is not None:
+                counts.append(acked)
+            if violation:
+                failed.append({"seed": seed, "violation": violation})
+                line.clear()
+                if not as_json:
+                    click.echo(f"seed {seed}: {violation}")
+    if as_json:
+        acknowledged = {"acknowledged": sum(counts)} if counts else {}
+        print_json({"first": first, "seeds": seeds, "failed": failed, **acknowledged})
+    else:
+        acknowledged_text = f", {counted(sum(counts), 'record')} acknowledged" if counts else ""
+        click.echo(f"{counted(seeds, 'seed')}, {len(failed)} failed{acknowledged_text}, {_rate(seeds, began)}")
+    return bool(failed)
 
 
 def _so_far(done: int, seeds: int, failed: int, seconds: float) -> str:
@@ -212,32 +228,25 @@ def _rate(seeds: int, began: float) -> str:
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Number of seeds.")
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
 @_jobs
-def quorum_command(seeds: int, first: int, jobs: int) -> None:
+@json_option
+def quorum_command(seeds: int, first: int, jobs: int, as_json: bool) -> None:
     """Simulate only the quorum's machines, which runs many more seeds a minute. Exits with 1 if an invariant fails.
 
     \b
     Example:
       kalda sim quorum --seeds 1000
     """
-    _run_small(_storm, seeds, first, jobs)
+    _run_small(_storm, seeds, first, jobs, as_json)
 
 
-def _run_small(weather: Callable[[int], str], seeds: int, first: int, jobs: int) -> None:
+def _run_small(weather: Callable[[int], str], seeds: int, first: int, jobs: int, as_json: bool) -> None:
     """Run a small simulation, which returns the violated invariant, of each seed."""
-    began, failed = time.monotonic(), 0
-    storms = range(first, first + seeds)
-    done = 0
-    line = ProgressLine(lambda seconds: _so_far(done, seeds, failed, seconds))
-    with each(weather, storms, jobs) as violations, line.ticking():
-        for seed, violation in zip(storms, violations, strict=True):
-            done += 1
-            if violation:
-                failed += 1
-                line.clear()
-                click.echo(f"seed {seed}: {violation}")
-    click.echo(f"{counted(seeds, 'seed')}, {failed} failed, {_rate(seeds, began)}")
-    if failed:
+    if _run_seeds(partial(_uncounted, weather), seeds, first, jobs, as_json):
         sys.exit(1)
+
+
+def _uncounted(weather: Callable[[int], str], seed: int) -> tuple[str, None]:
+    return weather(seed), None
 
 
 def _storm(seed: int) -> str:
@@ -255,14 +264,15 @@ def _storm(seed: int) -> str:
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
 @_jobs
-def controllers_command(seeds: int, first: int, jobs: int) -> None:
+@json_option
+def controllers_command(seeds: int, first: int, jobs: int, as_json: bool) -> None:
     """Storms and stalls around controllers alone, without brokers' logs. Exits with 1 if an invariant fails.
 
     \b
     Example:
       kalda sim controllers --seeds 100
     """
-    _run_small(_controller_storm, seeds, first, jobs)
+    _run_small(_controller_storm, seeds, first, jobs, as_json)
 
 
 def _controller_storm(seed: int) -> str:
@@ -293,7 +303,8 @@ def _controller_storm(seed: int) -> str:
 )
 @click.option("--trace", is_flag=True, help="Print what happens in the first of the seeds.")
 @_jobs
-def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: int) -> None:
+@json_option
+def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: int, as_json: bool) -> None:
     """Transactions, zombies and consume-transform-produce loops under faults, judged as by `kalda verify`. Exits with 1
     if a rule is violated.
 
@@ -305,7 +316,7 @@ def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: i
         verdict = simulate_transactions(replace(TRANSACTION_PLANS[plan], seed=first), _print_line, verbose=True)
         click.echo(verdict.violation or "all rules held")
         sys.exit(0 if verdict.passed else 1)
-    _run_small(partial(_transactions, plan), seeds, first, jobs)
+    _run_small(partial(_transactions, plan), seeds, first, jobs, as_json)
 
 
 def _transactions(plan: str, seed: int) -> str:
@@ -345,5 +356,7 @@ def _print_line(line: str) -> None:
 
 
 def _summary(verdict: SimVerdict) -> str:
-    counts = f"{verdict.virtual_s:.1f} virtual seconds, {verdict.acked} records acknowledged, {verdict.seen} read"
+    counts = (
+        f"{verdict.virtual_s:.1f} virtual seconds, {counted(verdict.acked, 'record')} acknowledged, {verdict.seen} read"
+    )
     return f"{counts}; all invariants held" if verdict.passed else f"{counts}\nviolated: {verdict.violation}"

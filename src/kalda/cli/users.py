@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 _MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 _PASSWORD_HELP = "Asked for where not given: arguments are visible to others."
 _mechanism_option = click.option(
-    "--mechanism", type=click.Choice(list(_MECHANISMS)), default="SCRAM-SHA-512", show_default=True
+    "--mechanism",
+    type=click.Choice(list(_MECHANISMS)),
+    default="SCRAM-SHA-512",
+    show_default=True,
+    help="The mechanism that the password is for.",
 )
 
 
@@ -35,7 +39,13 @@ def users() -> None:
 @users.command("set")
 @click.argument("name")
 @_mechanism_option
-@click.option("--iterations", type=click.IntRange(4096, 16384), default=8192, show_default=True)
+@click.option(
+    "--iterations",
+    type=click.IntRange(4096, 16384),
+    default=8192,
+    show_default=True,
+    help="How often the password is hashed.",
+)
 @click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True, help=_PASSWORD_HELP)
 @report_option
 @with_cluster

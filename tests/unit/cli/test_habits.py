@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+import kalda.cli
 from kalda.cli.commands import cli
 from kalda.cli.common.habits import KAFKA_TOOLS, OTHER_NAMES, in_kaldas_words
 from kalda.cli.common.output import counted
@@ -23,10 +25,6 @@ WITHOUT_JSON = {
     "completion": "prints a script",
     "storage properties": "prints a properties file",
     "pipeline serve": "runs until it is stopped; its state is JSON over HTTP",
-    "sim run": "prints seeds that fail",
-    "sim quorum": "prints seeds that fail",
-    "sim controllers": "prints seeds that fail",
-    "sim transactions": "prints seeds that fail",
     "sim replay": "prints a trace",
 }
 """Commands without tables and documents, and why."""
@@ -71,6 +69,7 @@ def nowhere() -> Iterator[str]:
 @pytest.mark.parametrize("name", ALL)
 def test_each_command_has_an_example_and_prints_json(name: str) -> None:
     assert f"kalda {name}" in (ALL[name].help or "").partition("Example")[2], "no example of this command"
+    assert [each.opts for each in ALL[name].params if isinstance(each, click.Option) and not each.help] == []
     assert ("--json" in options_of(ALL[name])) != (name in WITHOUT_JSON), "without --json, or with it now"
 
 
@@ -185,6 +184,20 @@ def test_nothing_is_deleted_without_an_answer(line: str, nowhere: str) -> None:
 
 def test_what_is_counted_is_in_the_singular_where_there_is_one() -> None:
     assert [counted(number, "record") for number in (0, 1, 2)] == ["0 records", "1 record", "2 records"]
+    assert counted(2_000, "batch", "batches", form=",") == "2,000 batches"
+    nouns = "records|rows|batches|topics|partitions|replicas|groups|members|keys|nodes|brokers|windows|files|seeds"
+    uncounted = re.compile(rf"\}} (?:{nouns})(?![/\w-])")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in Path(str(kalda.cli.__file__)).parent.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if uncounted.search(line) and "1 record" not in line
+    ]
+    assert [line for line in found if not line.startswith(ALWAYS_MANY)] == []
+
+
+ALWAYS_MANY = ("host.py", "layout.py", "story.py", "dump_log.py")
+"""Files with texts that count what is never one."""
 
 
 def completions(*words: str, incomplete: str = "") -> set[str]:

@@ -69,7 +69,7 @@ def test_replicas_are_added_and_removed() -> None:
     assert copies(current, more) == 6
     fewer = plan(more, brokers(1, 2, 3), replication_factor=1)
     assert sorted(fewer.values()) == [(1,), (2,), (3,)]
-    with pytest.raises(ValueError, match="4 replicas of a partition need 4 brokers"):
+    with pytest.raises(ValueError, match="replicas of a partition: 4; brokers to have one each: 3"):
         plan(current, brokers(1, 2, 3), replication_factor=4)
 
 
@@ -144,7 +144,7 @@ def entry(**changes: object) -> dict[str, object]:
         ({"version": 1, "partitions": [entry(replicas=[1, 1])]}, "a broker twice"),
         ({"version": 1, "partitions": [entry(replicas=["1"])]}, "'1' where a number"),
         ({"version": 1, "partitions": [entry(replicas=[True])]}, "True where a number"),
-        ({"version": 1, "partitions": [entry(log_dirs=["any", "any"])]}, "1 replicas, but 2 log_dirs"),
+        ({"version": 1, "partitions": [entry(log_dirs=["any", "any"])]}, "2 log_dirs for replicas: 1"),
         ({"version": 1, "partitions": [entry(log_dirs=["data"])]}, "absolute"),
         ({"version": 1, "partitions": [entry(topic="")]}, "'' where a text"),
         ({"version": 1, "partitions": 7}, "plan.json: "),

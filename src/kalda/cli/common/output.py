@@ -126,9 +126,9 @@ def print_report(ctx: click.Context) -> None:
         print_json(report)
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 record`, `2 records`."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, noun: str, plural: str | None = None, *, form: str = "") -> str:
+    """`1 record`, `2 records`; with the form `,` also `2,000 records`."""
+    return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
 
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from kalda.cli.common.output import counted
 from kalda.cli.demo.nodes import NODES, PARTITIONS
 from kalda.cli.demo.recording import Count, Mark, Recording, rate_of
 from kalda.cli.demo.scene import Scene, amount, listed
@@ -190,6 +191,8 @@ def _windows(scene: Scene) -> list[RenderableType]:
     orders = sum(row["orders"] for slot, row in rows.items() if slot.startswith(newest))
     cents = sum(row["cents"] for slot, row in rows.items() if slot.startswith(newest))
     return [
-        Text(f"Spark: {count} windows of 5 s have {scene.recording.windowed:,} orders, each once;", "yellow"),
+        Text(
+            f"Spark: {counted(count, 'window')} of 5 s, with {scene.recording.windowed:,} orders, each once;", "yellow"
+        ),
         Text(f"       since {newest} UTC {orders:,} orders, {amount(cents)}", "yellow"),
     ]

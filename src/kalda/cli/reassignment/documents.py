@@ -65,7 +65,7 @@ def read_plan(path: str) -> dict[TopicPartition, ReplicaTarget]:
             if len(set(replicas)) < len(replicas):
                 raise ValueError(f"partition {at} has a broker twice in {list(replicas)}")
             if len(log_dirs) != len(replicas):
-                raise ValueError(f"partition {at} has {len(replicas)} replicas, but {len(log_dirs)} log_dirs")
+                raise ValueError(f"partition {at} has {len(log_dirs)} log_dirs for replicas: {len(replicas)}")
             wrong = [path for path in log_dirs if path != ANY and not path.startswith("/")]
             if wrong:
                 raise ValueError(f"partition {at}: log_dirs {wrong} are neither absolute paths nor {ANY!r}")

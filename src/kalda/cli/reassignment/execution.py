@@ -9,6 +9,7 @@ from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
+from kalda.cli.common.output import counted
 from kalda.cli.reassignment.documents import ANY, DocumentError, ReplicaTarget
 from kalda.cli.reassignment.progress import partitions_of
 from kalda.client.admin.configs import Alteration, ConfigResource
@@ -47,7 +48,7 @@ def check(admin: CommandAdmin, targets: Targets, *, additional: bool) -> dict[To
         ongoing = admin.list_reassignments()
         if ongoing:
             raise DocumentError(
-                f"{len(ongoing)} partitions are being reassigned already: wait for their end, cancel them, or give "
+                f"being reassigned already: {counted(len(ongoing), 'partition')}. Wait for the end, cancel it, or give "
                 f"--additional to let the plan replace those of its partitions"
             )
     return {at: now[at] for at in targets}

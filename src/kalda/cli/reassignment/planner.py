@@ -41,7 +41,7 @@ def plan(
     moved. Raises `ValueError` where a partition needs more replicas than there are brokers."""
     most = replication_factor or max((len(replicas) for replicas in current.values()), default=1)
     if most > len(brokers):
-        raise ValueError(f"{most} replicas of a partition need {most} brokers, and there are {len(brokers)}")
+        raise ValueError(f"replicas of a partition: {most}; brokers to have one each: {len(brokers)}")
     board = _Board(current, brokers, others or {}, sizes or {}, rack_aware)
     for at in board.replicas:
         board.fit(at, replication_factor or len(current[at]))

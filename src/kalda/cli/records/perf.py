@@ -146,8 +146,17 @@ def total_line(records: int, latencies_ms: Sequence[float], size: int, seconds: 
 
 @perf.command("produce")
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("-n", "--num-records", type=click.IntRange(min=1), default=1_000_000, show_default=True)
-@click.option("-s", "--record-size", type=click.IntRange(1, _MAX_RECORD_BYTES), default=100, show_default=True)
+@click.option(
+    "-n", "--num-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="How many records."
+)
+@click.option(
+    "-s",
+    "--record-size",
+    type=click.IntRange(1, _MAX_RECORD_BYTES),
+    default=100,
+    show_default=True,
+    help="Bytes of a value.",
+)
 @click.option(
     "--throughput", type=float, default=-1.0, show_default=True, metavar="N",
     help="At most N records a second; -1: as many as possible.",
@@ -311,7 +320,9 @@ def _moment(seconds: float) -> str:
 
 @perf.command("consume")
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("-n", "--num-records", type=click.IntRange(min=1), default=1_000_000, show_default=True)
+@click.option(
+    "-n", "--num-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="How many records."
+)
 @click.option("-g", "--group", "group_id", metavar="NAME", help="Read as a member. [default: all partitions, no group]")
 @click.option(
     "--timeout-ms", type=click.IntRange(min=1), default=10_000, show_default=True, metavar="MS",
@@ -350,7 +361,8 @@ def consume_command(
         click.echo(consumed.line())
     if consumed.records < num_records:
         click.echo(
-            f"kalda: {consumed.records} of {num_records} records were read: none came for {timeout_ms} ms", err=True
+            f"kalda: read {consumed.records} of {counted(num_records, 'record')}: none came for {timeout_ms} ms",
+            err=True,
         )
 
 
@@ -360,7 +372,9 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> ConsumedAmount
     last_s = ended_s = began_s
     assigned_s: float | None = None
     records = size_bytes = 0
-    line = ProgressLine(lambda seconds: f"{records:,} of {count:,} records, {records / seconds:,.0f} records/sec")
+    line = ProgressLine(
+        lambda seconds: f"{records:,} of {counted(count, 'record', form=',')}, {records / seconds:,.0f} records/sec"
+    )
     while records < count:
         line.step()
         polled = consumer.poll(0.1, min(_POLL_RECORDS, count - records))
@@ -380,8 +394,17 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> ConsumedAmount
 
 @perf.command("e2e")
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("-n", "--num-records", type=click.IntRange(min=1), default=10_000, show_default=True)
-@click.option("-s", "--record-size", type=click.IntRange(1, _MAX_RECORD_BYTES), default=100, show_default=True)
+@click.option(
+    "-n", "--num-records", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many records."
+)
+@click.option(
+    "-s",
+    "--record-size",
+    type=click.IntRange(1, _MAX_RECORD_BYTES),
+    default=100,
+    show_default=True,
+    help="Bytes of a value.",
+)
 @json_option
 @with_cluster
 def e2e_command(admin: CommandAdmin, topic: str, num_records: int, record_size: int, as_json: bool) -> None:
