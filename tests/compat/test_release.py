@@ -26,6 +26,7 @@ from kalda.network.free_ports import free_ports
 
 pytestmark = pytest.mark.compat
 EPOCH = 1_700_000_000
+IGNORED = shutil.ignore_patterns("*.so", "*.c", "__pycache__", "*.egg-info")
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +43,13 @@ def script() -> Any:
 def releases(script: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two releases of the same sources, made in different directories."""
     made = []
-    ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__", "*.egg-info")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KALDA_PURE", "1")
-        patch.setattr(shutil, "which", lambda name: None)  # no Docker
         for name in ("first", "a-second"):
             source = tmp_path_factory.mktemp(name) / "sources"
             for each in script.IMAGE:
                 if (ROOT / each).is_dir():
-                    shutil.copytree(ROOT / each, source / each, ignore=ignored)
+                    shutil.copytree(ROOT / each, source / each, ignore=IGNORED)
                 else:
                     source.mkdir(exist_ok=True)
                     shutil.copy(ROOT / each, source / each)
@@ -70,6 +69,31 @@ def test_a_release_is_the_same_bytes_again(releases: tuple[Path, Path]) -> None:
     for line in first["SHA256SUMS"].decode().splitlines():
         digest, name = line.split("  ")
         assert digest == hashlib.sha256(first[name]).hexdigest()
+
+
+def test_a_compiler_that_is_not_there_is_named(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(
+        script.NotReleasable, match=r"aarch64-linux-gnu-gcc\. On Debian: apt-get install gcc-aarch64-linux"
+    ):
+        script.cross_compiling(sys.executable, "aarch64", tmp_path)
+
+
+@pytest.mark.skipif(os.environ.get("KALDA_WHEELS") != "all", reason="takes minutes: set KALDA_WHEELS=all")
+def test_wheels_of_both_machines_fit_manylinux_and_are_the_same_bytes_again(script: Any, tmp_path: Path) -> None:
+    made = []
+    for name in ("first", "a-second"):
+        source, out = tmp_path / name / "sources", tmp_path / name / "dist"
+        out.mkdir(parents=True)
+        shutil.copytree(ROOT / "src", source / "src", ignore=IGNORED)
+        for each in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+            shutil.copy(ROOT / each, source)
+        wheels = script.build_wheels(source, out, EPOCH, [sys.executable])
+        made.append({path.name: path.read_bytes() for path in wheels})
+    assert made[0] == made[1]
+    for machine in ("x86_64", "aarch64"):
+        (name,) = (each for each in made[0] if each.endswith(f"_{machine}.whl"))
+        assert "manylinux" in name
 
 
 def test_the_context_of_the_image_has_what_its_dockerfile_copies(releases: tuple[Path, Path]) -> None:

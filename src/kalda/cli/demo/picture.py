@@ -95,7 +95,7 @@ def _numbers(panel: Any) -> None:
 
 def _draw_rates(panel: Any, chart: Chart) -> None:
     """The top panel, with the marks' numbers above it."""
-    panel.set_title("orders a second\n", loc="left", fontsize=11, color=_INK, pad=8)
+    panel.set_title("orders a second\n\n", loc="left", fontsize=11, color=_INK, pad=8)
     names = list(chart.billed)
     panel.stackplot(
         chart.times,
