@@ -99,7 +99,7 @@ def test_a_plan_is_made_run_shown_and_rolled_back(
                 producer.send("orders", b"x" * 1000, partition=partition)
     plan, back = tmp_path / "plan.json", tmp_path / "back.json"
     shown = shell.run("reassign", "plan", "--topics", "orders", "--out", plan, "--rollback", back).stdout
-    assert "replicas are copied" in shown
+    assert "Copied: 2 replicas" in shown
     document = json.loads(plan.read_text())
     assert document == shell.json("reassign", "plan", "--topics", "orders")
     assert 2 <= len(document["partitions"]) <= 3
