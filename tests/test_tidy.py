@@ -215,10 +215,13 @@ def test_every_floor_is_on_the_map() -> None:
 
 
 def test_what_the_design_names_exists() -> None:
-    """Files that DESIGN.md names, and in its table of decisions the functions behind each file."""
-    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
-    files = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
-    expect_none([f"{file} is in DESIGN.md only" for file in sorted(files) if not (PACKAGE / file).exists()])
+    """Files and folders of the sources that both maps name, and in DESIGN's table of decisions the functions behind
+    each file."""
+    for page in ("ARCHITECTURE.md", "DESIGN.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = set(re.findall(r"`((?:\w+/)+\w+\.py|(?:\w+/)+\w+|(?:\w+/)+)`", text))
+        missing = sorted(each for each in named if not any((top / each).exists() for top in (PACKAGE, ROOT)))
+        expect_none([f"{each} is in {page} only" for each in missing])
     table = text.split("## Where it is decided")[1].split("\n## ")[0]
     pairs, file = [], ""
     for row in re.findall(r"^\|.* \| (.+) \|$", table, re.MULTILINE):
