@@ -29,6 +29,7 @@ from kalda.client.admin.quorum import Quorum, QuorumReplica
 from kalda.network.free_ports import free_ports
 from kalda.security.certificates import Authority
 from kalda.testing import Cluster
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +132,13 @@ def test_a_broker_that_is_down_and_its_partitions() -> None:
         two.kill_node(4)
         two.wait_for_leader("orders", 0, other_than=4)
         two.wait_for_leader("orders", 1, other_than=4)
-        found = findings("-b", two.address(1), code=1)
-    assert {"brokers", "partitions"} <= set(errors(found))
+        found: list[dict[str, Any]] = []
+
+        def is_told() -> bool:  # the node that is asked may learn of it a moment after the others
+            found[:] = findings("-b", two.address(1), code=1)
+            return {"brokers", "partitions"} <= set(errors(found))
+
+        wait_until(is_told, "the doctor names the broker and its partitions")
     assert "start them" in next(each["mend"] for each in found if each["check"] == "brokers")
 
 
