@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kalda.cli.commands import cli
 from kalda.cli.common import output
 from kalda.cli.common.output import ProgressLine
 from kalda.cli.common.quiet_spark import quiet_spark, told
@@ -45,6 +49,22 @@ def test_on_a_terminal_the_line_is_overwritten(
         line.step()
     line.clear()
     assert capsys.readouterr().err == "\r0.3 s\r0.6 s\r     \r"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dump_log", "group_lag", "pipeline", "records.perf", "records.produce", "reassignment.progress", "sim", "verify"],
+)
+def test_commands_that_work_long_show_how_far_they_are(name: str) -> None:
+    assert import_module(f"kalda.cli.{name}").ProgressLine is ProgressLine  # and ruff refuses it where it is not used
+
+
+def test_a_line_is_shown_while_seeds_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    monkeypatch.setattr(output, "_PROGRESS_S", 0.001)
+    shown = CliRunner().invoke(cli, ["sim", "quorum", "--seeds", "3", "--jobs", "1", "--json"])
+    assert json.loads(shown.stdout) == {"first": 0, "seeds": 3, "failed": []}
+    assert "of 3 seeds, 0 failed" in shown.stderr
 
 
 def test_it_ticks_by_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
