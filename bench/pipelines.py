@@ -392,13 +392,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the table that changes go into")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=OLD, help="the one that is beside the tenth")
     parser.add_argument("--seconds", type=float, default=40.0, help="for which freshness is measured")
     parser.add_argument("--quick", action="store_true", help="one round, over a tenth of the rows and of the batches")
     parser.add_argument("--only", default=",".join(TASKS))
     options = parser.parse_args()
-    old = OLD
     if options.quick:
-        options.rows, options.rounds, options.seconds, old = options.rows // 10, 1, 10.0, OLD // 10
+        options.rows, options.batches = options.rows // 10, options.batches // 10
+        options.rounds, options.seconds = 1, 10.0
     jars = connector_jars()
     sides = [KALDA, BY_HAND] if jars else [KALDA]
     if not jars:
@@ -410,7 +411,7 @@ def main() -> None:
         node.start()
         settings = {"spark.driver.memory": "3g", "spark.jars": ",".join(map(str, jars))}
         spark = make_session("bench", ("delta",), settings, "local[2]")
-        work = Work(spark, node, directory, options.rows, options.seconds, old)
+        work = Work(spark, node, directory, options.rows, options.seconds, options.batches)
         tasks = options.only.split(",")
         if "changes" in tasks:
             work.fill_changes()
