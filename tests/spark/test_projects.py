@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -33,6 +34,7 @@ from kalda.pipeline.engine.status import statuses
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.formats import registry
 from kalda.pipeline.formats.registry import RegisteredSchema, Subject
+from kalda.pipeline.generators.dead_letters import Letters, LettersDirectory
 from kalda.pipeline.projects.specification import Specification, read_specification
 from kalda.pipeline.projects.statements import change_flow
 from kalda.pipeline.session import PipelineError, Unavailable, prepare
@@ -271,6 +273,40 @@ def test_modes_and_a_contract_that_evolves(project: Project, world: World, spark
     assert f"schema: {change}" in [row.userMetadata for row in history]
     (status,) = (each for each in statuses(project.directory, {}, asks=False) if each.name == "evolving")
     assert change in status.notes
+
+
+def test_dead_letters_are_given_again_once(world: World, spark: Any, tmp_path: Path) -> None:
+    """To the partition that they come from, without the headers that say so."""
+    world.create("letters")
+    world.create("origin", 2)
+
+    def letter(n: int, partition: int, message: str, **of_connect: str) -> tuple[int, bytes, bytes, Any]:
+        names = {"topic": "origin", "partition": str(partition)}
+        headers = {f"__{'connect' if of_connect else 'dlq'}.errors.{name}": value for name, value in names.items()}
+        headers["__connect.errors.exception.message" if of_connect else "__dlq.errors.message"] = message
+        return BASE_MS + n, b"k%d" % n, b"v%d" % n, [*((k, v.encode()) for k, v in headers.items()), ("own", b"h")]
+
+    given = [letter(0, 1, "late", connector="c"), letter(1, 1, "late"), letter(2, 0, "bad")]
+    world.produce("letters", 0, [*given, (BASE_MS, b"k3", b"late", ())])
+    options = {"kafka.bootstrap.servers": world.servers}
+    letters = Letters(
+        "letters", options, "message = 'late' OR string(value) = 'late'", {"value": "upper(string(value))"}
+    )
+    state = LettersDirectory(tmp_path / "redrive")
+    for more, kept in (((), 1), ((letter(4, 0, "late"),), 0)):
+        world.produce("letters", 0, more)
+        with state.alone():
+            flow, done = state.give(spark, letters, state.agreed(letters))
+        assert (done.is_good, flow.error, sum(flow.failing.values())) == (True, None, kept)
+    rows = world.read(subscribe="origin", includeHeaders="true", kafka__isolation__level="read_committed")
+    assert [(row.partition, row.key, row.value) for row in rows] == [
+        (0, b"k4", b"V4"), (1, b"k0", b"V0"), (1, b"k1", b"V1"),
+    ]  # fmt: skip
+    assert {tuple(header.key for header in row.headers) for row in rows} == {("own",)}
+    with pytest.raises(PipelineError, match="is of other letters"):
+        state.agreed(replace(letters, where="true"))
+    with pytest.raises(PipelineError, match="--set headers: of a dead letter there are key and value"):
+        replace(letters, changes={"headers": "null"})
 
 
 def test_changes_that_come_late(project: Project, spark: Any) -> None:

@@ -1,4 +1,4 @@
-"""`kalda pipeline`: run, serve, redrive, check, load, mirror, derive, snapshot, replay, convert, status.
+"""`kalda pipeline`: run, serve, redrive, redrive-topic, check, load, mirror, derive, snapshot, replay, convert, status.
 
 Options and output; `kalda.pipeline` does the work.
 """
@@ -490,6 +490,45 @@ def redrive_command(
         say(f"{table} has no rows in quarantine")
     for flow, (given, kept) in counts.items():
         say(f"{flow}: {_rows(given)} given again, {kept:,} left in quarantine")
+
+
+@pipeline.command("redrive-topic")
+@click.argument("topic")
+@click.option("--state", "directory", metavar="DIR", required=True, help="Of this choice of letters; a project.")
+@click.option("--where", metavar="SQL", default="true",
+              help="Over key, value, timestamp, headers, origin (the topic it comes from), place (its partition), "
+              "message.")  # fmt: skip
+@click.option("--set", "changes", metavar="key|value=SQL", multiple=True, help="Change a letter. Repeatable.")
+@click.option("--into", metavar="TOPIC", help="The topic that gets the letters. Default: the one that they come from.")
+@_print_option
+@report_option
+@_with_source
+def redrive_topic_command(
+    topic: str, directory: str, where: str, changes: tuple[str, ...], into: str | None, prints: bool,
+    options: Mapping[str, str], settings: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Give the dead letters in a topic, of Kafka Connect or of share groups, to the topics that they come from, each
+    once. The same command continues, and gives what has come since.
+
+    \b
+    Example:
+      kalda pipeline redrive-topic orders-dead --state redrives/orders --where "message LIKE '%timeout%'"
+    """
+    from kalda.pipeline.generators.dead_letters import Letters, LettersDirectory
+
+    letters = Letters(topic, options, where, parse_pairs("--set", changes), into)
+    state = LettersDirectory(directory)
+    state.check()
+    chosen = state.agreed(letters)
+    if prints:
+        click.echo(letters.project(state.path.name).printed, nl=False)
+        return
+    line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  letters of {topic} are given again")
+    with state.alone(), _session(line, f"redrive {topic}", ("delta",), settings) as spark:
+        flow, done = state.give(spark, letters, chosen)
+    kept = sum(flow.failing.values())
+    say(f"{flow.rows:,} letters were read" + (f", {kept:,} are in {state.path}/topics__quarantine" if kept else ""))
+    _end(done.signal, [flow], to_the_end=True)
 
 
 @pipeline.command("check")

@@ -18,7 +18,7 @@ own engine lacks. In definition files:
 - `tables`: tables of Delta: commits, MERGE, contracts, change data, rules of rows
 - `formats`: values of records as columns
 - `connectors`: what is written and read beside topics and tables
-- `generators`: the commands that need no project: load, derive, snapshot, replay
+- `generators`: the commands that need no project: load, derive, snapshot, redrive-topic, replay
 """
 
 from __future__ import annotations

@@ -37,11 +37,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kalda.base.configs.consumer import CONSUMER
-from kalda.base.configs.producer import PRODUCER
 from kalda.pipeline.files import read_text
 from kalda.pipeline.formats.values import ValueFormat, schema_text
-from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedProject, decoded_text, literal
+from kalda.pipeline.generators.generated import (
+    GeneratedDirectory,
+    GeneratedProject,
+    decoded_text,
+    literal,
+    options_of_side,
+)
 from kalda.pipeline.generators.load import ISOLATION, STARTS, TIMES, starting_options
 from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError, refuse_options
@@ -106,16 +110,7 @@ class DerivedFile:
         return tuple(name + _OUT for name in names)
 
     def options_of(self, is_source: bool) -> dict[str, str]:
-        """The options without those that only the other side has."""
-        own, others = (CONSUMER, PRODUCER) if is_source else (PRODUCER, CONSUMER)
-        found = {}
-        for name, value in self.options.items():
-            key = name.removeprefix("kafka.")
-            is_of_sink = name.startswith("kalda.exactly.once")
-            is_of_source = not is_of_sink and not name.startswith("kafka.")
-            if (key in own or key not in others) and not (is_of_sink if is_source else is_of_source):
-                found[name] = value
-        return found
+        return options_of_side(self.options, is_source)
 
     def place(self, path: str) -> str:
         return path if "://" in path else str(self.path.parent / path)

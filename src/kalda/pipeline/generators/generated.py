@@ -22,11 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kalda.base.configs.consumer import CONSUMER
+from kalda.base.configs.producer import PRODUCER
 from kalda.pipeline.engine.runs import LOCK
 from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
 from kalda.pipeline.formats.values import ValueFormat
 from kalda.pipeline.projects.specification import SPECIFICATIONS, Specification, read_specification
 from kalda.pipeline.session import PipelineError
+from kalda.spark.options import CONNECTION
+from kalda.spark.sink_options import EXACTLY_ONCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,6 +118,19 @@ class GeneratedDirectory:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def options_of_side(options: Mapping[str, str], is_source: bool) -> dict[str, str]:
+    """The options of a source, or of a sink, without those that only the other side has."""
+    own, others = (CONSUMER, PRODUCER) if is_source else (PRODUCER, CONSUMER)
+    found = {}
+    for name, value in options.items():
+        key = name.removeprefix("kafka.")
+        is_of_sink = name.startswith(EXACTLY_ONCE)
+        is_of_source = not is_of_sink and not name.startswith("kafka.") and name != CONNECTION
+        if (key in own or key not in others) and not (is_of_sink if is_source else is_of_source):
+            found[name] = value
+    return found
 
 
 def decoded_text(frame: str, given: ValueFormat) -> str:

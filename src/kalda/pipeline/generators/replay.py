@@ -12,6 +12,8 @@ order of a hash of what is written, so that they are in the same order each time
 
 Not obvious:
 
+- A replay is no project: Spark's streams of a table have its files in the order of commits, and a batch in one
+  transaction. Rows in the order of their columns, over the whole table and continued within it, need a batch query.
 - A replay reads its committed offset after `init_transactions`, which ends what a task that died has left open.
 """
 
