@@ -121,7 +121,7 @@ def _failures() -> Iterator[None]:
     except ImportError as error:
         if not (error.name or "").startswith("pyspark"):
             raise
-        raise Failure(f"projects run on PySpark 4.2 ({error}): pip install 'kalda[pipeline]'") from error
+        raise Failure(f"projects run on PySpark 4.1 and 4.2 ({error}): pip install 'kalda[pipeline]'") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
@@ -218,7 +218,10 @@ def load_command(
     from kalda.spark.background import SMALL_FETCHES
 
     if file_format != "delta":
-        raise Failure(f"--format {file_format}: a load fills a table of Delta, whose files are Parquet; leave it out")
+        raise Failure(
+            f"--format {file_format}: a load fills a table of Delta, whose files are Parquet; leave it out, or write a "
+            f"project with a sink of {file_format}"
+        )
     lake = Lake(target)
     lake.check()
     if in_background is None:

@@ -61,6 +61,8 @@ _SETTINGS: Final = {
 }
 _ALL_CORES: Final = "local[*]"
 _PACKAGES: Final = "spark.jars.packages"
+_PROVIDED: Final = frozenset(("SPARK_JARS_PROVIDED", "SPARK_REMOTE"))
+"""Variables of the environment that say that Spark has its jars elsewhere."""
 _OF_QUERIES: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": (
@@ -91,6 +93,23 @@ def packages_of(needs: Iterable[str], version: str) -> list[str]:
         if name not in of_version:
             raise PipelineError(f"no jar of {name} is known for PySpark {version}: {_remedy(name)}")
     return [of_version[name] for name in needs]
+
+
+def modules_of_projects() -> tuple[str, ...]:
+    """The formats of this PySpark: tables are of Delta, and sinks may be of the others."""
+    minor = ".".join(_spark_version().split(".")[:2])
+    return tuple(name for name in _EXTENSIONS if name == "delta" or name in _COORDINATES.get(minor, {}))
+
+
+def missing_jar(format_name: str, settings: Mapping[str, str]) -> str | None:
+    """Why a session with these settings cannot have this format; None where nothing is known against it."""
+    if format_name not in _EXTENSIONS or format_name in settings.get(_PACKAGES, "") or _PROVIDED & os.environ.keys():
+        return None
+    try:
+        packages_of([format_name], _spark_version())
+    except PipelineError as error:
+        return str(error)
+    return None
 
 
 def _remedy(name: str) -> str:
@@ -134,11 +153,12 @@ def make_session(
         chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     needed = [one for one in dict.fromkeys(needs) if one in MODULES]
     packages = (settings or {}).get(_PACKAGES)
-    if not {"SPARK_JARS_PROVIDED", "SPARK_REMOTE"} & os.environ.keys():
+    if not _PROVIDED & os.environ.keys():
         own = packages_of([one for one in needed if one not in (packages or "")], _spark_version())
         packages = ",".join(own if packages is None else [packages, *own]) or None
     for one in needed:
-        chosen |= _EXTENSIONS.get(one, {})
+        for key, value in _EXTENSIONS.get(one, {}).items():
+            chosen[key] = f"{chosen[key]},{value}" if key in chosen else value
     place = (settings or {}).get("spark.master") or master or os.environ.get("SPARK_MASTER", _ALL_CORES)
     if "SPARK_REMOTE" not in os.environ:
         chosen |= settings_of_machine(place)

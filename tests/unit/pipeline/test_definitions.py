@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark.pipelines", exc_type=ImportError)
 pytest.importorskip("grpc", exc_type=ImportError)
 
-from pyspark.pipelines.flow import AutoCdcFlow, Flow
+from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.output import MaterializedView, StreamingTable, TemporaryView
 from pyspark.pipelines.source_code_location import SourceCodeLocation
 from pyspark.sql.types import (
@@ -30,7 +30,7 @@ from kalda.pipeline.engine.runs import Backoff
 from kalda.pipeline.projects.check import problems_without_spark, read_project
 from kalda.pipeline.projects.graph import downstream, ordered
 from kalda.pipeline.projects.specification import read_specification
-from kalda.pipeline.projects.statements import SqlQuery, references_of, statements_of
+from kalda.pipeline.projects.statements import ChangeFlow, SqlQuery, references_of, statements_of
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.tables.changes import names_of
 from kalda.pipeline.tables.contracts import difference
@@ -122,7 +122,7 @@ def test_flows_are_read_without_java(project: Path) -> None:
     assert problems(project) == []
 
 
-def test_what_is_wrong_is_told_without_java(project: Path) -> None:
+def test_what_is_wrong_is_told_without_java(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     define(
         project,
         """
@@ -147,14 +147,28 @@ def test_what_is_wrong_is_told_without_java(project: Path) -> None:
         @dp.append_flow(target="out")
         def publish():
             return topic("in").option("startingOfsets", "latest").load().select("key", "topic")
+
+        dp.create_sink("ice", "iceberg", {"path": "db.t"})
+
+        @dp.append_flow(target="ice")
+        def freeze():
+            return spark.readStream.format("iceberg").load("db.s")
         """,
     )
+    monkeypatch.setattr("kalda.pipeline.session._spark_version", lambda: "4.2.1")
     found = problems(project)
     assert found[0] == "a.py:8: first reads missing, which the project does not define"
     assert "a.py:20: c reads a as a stream" in found[1]
     assert "default.a -> default.b -> default.a" in found[2] or "default.b -> default.a -> default.b" in found[2]
     assert "the nearest is startingOffsets" in found[3]
     assert found[4] == "a.py:26: sink out needs a column value; publish has key, topic"
+    assert found[5].startswith("a.py:32: no jar of iceberg is known for PySpark 4.2.1: there is one for PySpark 4.1")
+    assert found[6].startswith("a.py:30: sink ice: no jar of iceberg is known for PySpark 4.2.1")
+    assert len(found) == 7
+    name = "org.example:iceberg-of-another-version:1"
+    with (project / "spark-pipeline.yml").open("a", encoding="utf-8") as file:
+        file.write(f"configuration: {{spark.jars.packages: '{name}'}}\n")
+    assert not any("iceberg" in each for each in problems(project))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +222,7 @@ def test_statements() -> None:
     assert flows[0].func == SqlQuery("SELECT ';' AS x FROM STREAM c")
     assert flows[3] is None
     changes = flows[5]
-    assert isinstance(changes, AutoCdcFlow)
+    assert isinstance(changes, ChangeFlow)
     assert names_of(changes.keys) == ["id", "other one"]
     assert str(changes.apply_as_deletes) == "op IN ('d', 't')"
     assert str(changes.sequence_by) == "struct(ts, n)"

@@ -78,16 +78,32 @@ def test_without_java_the_refusal_names_what_to_install(monkeypatch: pytest.Monk
         session.make_session("pipeline")
 
 
-def test_java_and_the_workers_share_unix_sockets_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over TCP, a task with a few rows waits for a delayed acknowledgement."""
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Of sessions that are not made."""
     pyspark_sql = pytest.importorskip("pyspark.sql")
     builder = MagicMock()
     builder.appName.return_value = builder.master.return_value = builder.config.return_value = builder
     monkeypatch.setattr(pyspark_sql, "SparkSession", MagicMock(builder=builder))
     monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
     monkeypatch.setattr(session, "prepare", lambda *_: None)
-    for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"):
+    for name in ("SPARK_REMOTE", "SPARK_JARS_PROVIDED", "PYSPARK_GATEWAY_PORT"):
         monkeypatch.delenv(name, raising=False)
+    return builder
+
+
+def test_a_session_has_all_formats_that_this_pyspark_has(builder: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, names in (("4.1.4", ["delta", "iceberg"]), ("4.2.1", ["delta"])):
+        monkeypatch.setattr(session, "_spark_version", lambda version=version: version)
+        builder.config.reset_mock()
+        session.make_session("pipeline", session.modules_of_projects(), master="local[2]")
+        found = dict(call.args for call in builder.config.call_args_list)
+        assert all(name in found["spark.jars.packages"] for name in names)
+        assert len(found["spark.sql.extensions"].split(",")) == len(names)
+
+
+def test_java_and_the_workers_share_unix_sockets_unless_the_user_decides(builder: MagicMock) -> None:
+    """Over TCP, a task with a few rows waits for a delayed acknowledgement."""
     sockets = "spark.python.unix.domain.socket.enabled"
     for settings, expected in (({}, "true"), ({sockets: "false"}, "false")):
         builder.config.reset_mock()

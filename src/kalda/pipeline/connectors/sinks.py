@@ -2,8 +2,8 @@
 
 `kalda.connection` in the options stands for a profile of this machine (`client/transport/profiles.py`). Topics and
 tables of databases get each batch once. Files in append mode are Spark's own file sink, whose list of files has each
-batch once. Of another format, a batch that is run again after a crash may be written twice, unless its own sink for
-streams prevents that.
+batch once; tables of Iceberg its own, whose snapshots have the query's id and the batch's number. Of another format, a
+batch that is run again after a crash may be written twice, unless its own sink for streams prevents that.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kalda.pipeline.files import place_of as place_of_path
 from kalda.pipeline.projects.definitions import place_of
 from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError
+from kalda.pipeline.tables.contracts import nullable, quoted
 from kalda.pipeline.tables.tables import Batch
 from kalda.spark.options import CONNECTION
 from kalda.spark.sink_options import EXACTLY_ONCE, write_options
@@ -36,6 +37,7 @@ _JDBC: Final = "jdbc"
 _OF_ENGINE: Final = ("kalda.trigger", "kalda.output.mode", "kalda.keys", "kalda.restart.")
 """Settings of flows that may be options of a sink, which has no properties."""
 _FILES: Final = ("parquet", "orc", "json", "csv", "text")
+_ICEBERG: Final = "iceberg"
 _PATH: Final = "path"
 _FILE_LIST: Final = "_spark_metadata"
 
@@ -87,11 +89,13 @@ class ProjectSink:
                 write_options(self.options, schema, is_streaming=True)
             except ValueError as error:
                 raise PipelineError(f"{self._place}: {error}") from error
-        elif kind in _FILES and (has_rules or mode != "append"):
+        elif kind in (*_FILES, _ICEBERG) and (has_rules or mode != "append"):
             raise PipelineError(
-                f"{self._place}: files of {kind} are appended, and without expectations: batches that Spark's own file "
-                f"sink does not write would be there twice after a crash. Put the rules onto a view before it"
+                f"{self._place}: {kind} is appended to, and without expectations: batches that its own sink does not "
+                f"write would be there twice after a crash. Put the rules onto a view before it"
             )
+        elif kind == _ICEBERG and not self.options.get(_PATH):
+            raise PipelineError(f"{self._place}: {_PATH} is the table of Iceberg, CATALOG.DATABASE.NAME")
 
     def _refuse_files_of_another(self, checkpoint: Place) -> None:
         """Spark's own sink of files leaves out the batches whose numbers are in its list. Raises `PipelineError`."""
@@ -106,6 +110,13 @@ class ProjectSink:
     @property
     def format(self) -> str:
         return self._output.format
+
+    def make(self, frame: DataFrame) -> None:
+        """Make a table of Iceberg, whose sink writes to none that is not there."""
+        if self._output.format == _ICEBERG:
+            name = ".".join(map(quoted, self.options[_PATH].split(".")))
+            columns = nullable(frame.schema).toDDL()
+            frame.sparkSession.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING iceberg")
 
     def is_streamed(self, schema: StructType, mode: str, checkpoint: Place, has_rules: bool) -> bool:
         """Whether Spark's own writer of streams writes the rows. Raises `PipelineError` where none may write them."""

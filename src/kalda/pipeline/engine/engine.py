@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from pyspark.pipelines.flow import AutoCdcFlow, Flow
+from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.output import MaterializedView, Output, Sink, Table
 from pyspark.sql.types import StructType
 
@@ -37,9 +37,10 @@ from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
 from kalda.pipeline.engine.runs import LOCK, Backoff, FlowReport, FlowState, LagClock, RunReport, interval_s, is_final
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
-from kalda.pipeline.projects.definitions import AnyFlow, Definitions, flow_name, load_definitions, place_of
+from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_definitions, place_of
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
 from kalda.pipeline.projects.specification import CATALOGS, DELETED, QUARANTINE, Specification
+from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, first_line
 from kalda.pipeline.stores import CONNECTION
 from kalda.pipeline.tables.changes import Changes
@@ -83,13 +84,14 @@ class FlowRun(ABC):
         definitions = engine.definitions
         self._engine = engine
         self.flow = flow
-        self.name = flow_name(flow).lower()
+        self.name = flow.name.lower()
         self.target = definitions.target(flow)
         self.output: Output = definitions.outputs[self.target]
         self.sink = ProjectSink(self.output, definitions.specification) if isinstance(self.output, Sink) else None
         self.properties: Mapping[str, str] = self.output.table_properties if isinstance(self.output, Table) else {}
-        kind = "changes" if isinstance(flow, AutoCdcFlow) else type(self.output).__name__
+        kind = "changes" if isinstance(flow, ChangeFlow) else type(self.output).__name__
         self.report = FlowReport(self.name, self.target, kind)
+        self.keys = [key.strip() for key in self.setting(KEYS, "").split(",") if key.strip()]
         self.keeping = (Keeping.of(self.setting, place_of(flow)), Keeping.of_quarantine(self.setting, place_of(flow)))
         """How the output is kept, if it is a table, and the rows that it does not take."""
         self.backoff = self._backoff()
@@ -120,7 +122,7 @@ class FlowRun(ABC):
 
     def check(self, frame: DataFrame) -> None:
         """Raises `PipelineError` where the flow would refuse the rows of this frame."""
-        if isinstance(self.flow, AutoCdcFlow):
+        if isinstance(self.flow, ChangeFlow):
             frame = self.changes().shaped(frame)
         column = self.keeping[0].column
         if column and column.lower() not in map(str.lower, frame.columns):
@@ -185,7 +187,7 @@ class FlowRun(ABC):
 
     @property
     def expectations(self) -> list[Expectation]:
-        if isinstance(self.flow, AutoCdcFlow):
+        if isinstance(self.flow, ChangeFlow):
             return [self.changes().rule, *expectations_of(None, self.properties)]
         return expectations_of(self.flow.func, self.properties)
 
@@ -221,7 +223,7 @@ class FlowRun(ABC):
         return judged
 
     def changes(self) -> Changes:
-        assert isinstance(self.flow, AutoCdcFlow)
+        assert isinstance(self.flow, ChangeFlow)
         return Changes(self.flow, self._engine.tables, self.target)
 
 
@@ -233,7 +235,6 @@ class StreamRun(FlowRun):
         self.mode = self.setting(MODE, "append")
         if self.mode not in _MODES:
             raise PipelineError(f"{place_of(flow)}: {MODE} is {self.mode!r}; there are {', '.join(_MODES)}")
-        self.keys = [key.strip() for key in self.setting(KEYS, "").split(",") if key.strip()]
         if isinstance(self.output, Table) and self.mode == "update" and not self.keys:
             raise PipelineError(
                 f"{place_of(flow)}: {MODE} is update: set {KEYS} to the columns of {self.target} that identify a row"
@@ -252,7 +253,7 @@ class StreamRun(FlowRun):
         engine = self._engine
         self.found = engine.frame_again(self) if self.report.restarts else engine.evaluation.call(self.flow)
         frame = self.found.frame
-        if isinstance(self.flow, AutoCdcFlow):
+        if isinstance(self.flow, ChangeFlow):
             frame = self.changes().shaped(frame)
         elif isinstance(self.output, Table):
             self._columns = self._engine.tables.schema(self.target)
@@ -266,6 +267,7 @@ class StreamRun(FlowRun):
         if self.sink is not None and self.sink.is_streamed(
             frame.schema, self.mode, self.checkpoint, bool(self.expectations)
         ):
+            self.sink.make(frame)
             self._query = writer.format(self.sink.format).options(**self.sink.options).start()
         else:
             self._query = writer.foreachBatch(self._write).start()
@@ -295,11 +297,11 @@ class StreamRun(FlowRun):
         tables = self._engine.tables
         if self.sink is not None:
             self.sink.write(frame, batch, self.keys)
-        elif not isinstance(self.flow, AutoCdcFlow) and self.mode == "append":
+        elif not isinstance(self.flow, ChangeFlow) and self.mode == "append":
             tables.append(frame, self.target, batch)
         else:
             with self._engine.upkeep.writing(self.target):
-                if isinstance(self.flow, AutoCdcFlow):
+                if isinstance(self.flow, ChangeFlow):
                     self.changes().apply(frame, batch)
                 elif self.mode == "complete":
                     tables.replace(frame, self.target, batch)
@@ -308,12 +310,12 @@ class StreamRun(FlowRun):
 
     def redriven(self) -> RedriveFlow:
         """How rows of the flow are given again. Raises `PipelineError` where they cannot be."""
-        if self.mode != "append" and not isinstance(self.flow, AutoCdcFlow):
+        if self.mode != "append" and not isinstance(self.flow, ChangeFlow):
             raise PipelineError(
                 f"{place_of(self.flow)}: {MODE} is {self.mode}: an older row would replace a newer one of {self.target}"
             )
         frame, table = self._engine.evaluation.frames[self.name].frame, None
-        if isinstance(self.flow, AutoCdcFlow):
+        if isinstance(self.flow, ChangeFlow):
             frame = self.changes().shaped(frame)
         elif isinstance(self.output, Table):
             table = self._engine.tables.schema(self.target)
@@ -428,7 +430,6 @@ class IncrementRun(ViewRun):
         delay_s = interval_s(self.setting(DELAY, "0 seconds"), DELAY)
         checkpoint = engine.definitions.specification.checkpoint(self.name)
         self._increments = Increments(checkpoint, self.properties[INCREMENT], delay_s, place)
-        self._keys = [key.strip() for key in self.setting(KEYS, "").split(",") if key.strip()]
 
     def _replace(self) -> int:
         """Adds rows, or puts them in the place of those with the same keys."""
@@ -444,9 +445,9 @@ class IncrementRun(ViewRun):
             judged = self.judged(rows, batch.number, tables.schema(name))
             if judged.bad is not None:
                 tables.append(judged.bad, self.quarantine, batch)
-            if self._keys:
+            if self.keys:
                 with self._engine.upkeep.writing(name):
-                    tables.upsert(judged.good, name, self._keys, batch)
+                    tables.upsert(judged.good, name, self.keys, batch)
             else:
                 tables.append(judged.good, name, batch)
             count = rows.count()
@@ -651,7 +652,7 @@ class Engine:
         found = self.evaluation.call_again(run.flow)
         if isinstance(run.output, Table):
             flows = self.definitions.flows_of(run.target)
-            self._make_table(run.target, [self.evaluation.frames[flow_name(each).lower()] for each in flows])
+            self._make_table(run.target, [self.evaluation.frames[each.name.lower()] for each in flows])
         return found
 
     def _make_table(self, name: str, found: list[FlowFrame]) -> None:
@@ -671,7 +672,7 @@ class Engine:
         )
 
     def _shape(self, found: FlowFrame) -> StructType:
-        if isinstance(found.flow, AutoCdcFlow):
+        if isinstance(found.flow, ChangeFlow):
             changes = Changes(found.flow, self.tables, found.target)
             return changes.columns(changes.shaped(found.frame).schema)
         return found.frame.schema

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.pipelines.flow import AutoCdcFlow
 from pyspark.pipelines.output import MaterializedView, Sink
 
 from kalda.pipeline.projects.definitions import AnyFlow, DefinitionError, Definitions, load_definitions, place_of, where
 from kalda.pipeline.projects.graph import ordered
 from kalda.pipeline.projects.specification import CATALOGS, Specification, files_of
-from kalda.pipeline.projects.statements import SqlQuery, references_of
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.projects.statements import ChangeFlow, SqlQuery, references_of
+from kalda.pipeline.session import PipelineError, first_line, missing_jar
 from kalda.pipeline.topics import TopicQuestions
 from kalda.spark.options import CONNECTION, OptionError, read_options
 
@@ -116,7 +115,7 @@ def read_project(specification: Specification) -> tuple[Definitions, dict[str, R
 
 def _read(definitions: Definitions, flow: AnyFlow, spark: Any) -> Reading:
     reading = Reading()
-    if isinstance(flow, AutoCdcFlow):
+    if isinstance(flow, ChangeFlow):
         reading.tables[flow.source] = True
         return reading
     if isinstance(flow.func, SqlQuery):
@@ -193,6 +192,7 @@ def problems_without_spark(specification: Specification, ask: bool = True) -> li
         return problems
     definitions, readings = found
     problems += _missing(definitions, readings)
+    settings = specification.session_settings
     try:
         ordered(_inputs(definitions, readings))
     except PipelineError as error:
@@ -200,6 +200,8 @@ def problems_without_spark(specification: Specification, ask: bool = True) -> li
     for name, reading in readings.items():
         flow = definitions.flows[name]
         problems += _of_sources(flow, reading, ask)
+        jars = {each.format: missing_jar(each.format, settings) for each in reading.sources}
+        problems += [f"{place_of(flow)}: {missing}" for missing in jars.values() if missing]
         output = definitions.outputs[definitions.target(flow)]
         columns = reading.columns if isinstance(output, Sink) and output.format == _FORMAT else None
         if columns is not None and "value" not in columns:
@@ -207,6 +209,8 @@ def problems_without_spark(specification: Specification, ask: bool = True) -> li
                 f"{place_of(flow)}: sink {output.name} needs a column value; {name} has {', '.join(columns)}"
             )
     for output in definitions.outputs.values():
+        if isinstance(output, Sink) and (missing := missing_jar(output.format, settings)):
+            problems.append(f"{place_of(output)}: sink {output.name}: {missing}")
         if isinstance(output, Sink) and output.format == _FORMAT and ask:
             problems += _of_topics(place_of(output), output.options, [output.options.get("topic", "")])
     return problems

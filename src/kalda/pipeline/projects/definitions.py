@@ -17,19 +17,20 @@ import threading
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.pipelines.flow import AutoCdcFlow, Flow
+from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
 from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, Table, TemporaryView
 
 from kalda.pipeline.files import read_text
 from kalda.pipeline.projects.specification import CATALOG, Specification, files_of
-from kalda.pipeline.projects.statements import statements_of
+from kalda.pipeline.projects.statements import ChangeFlow, change_flow, statements_of
 from kalda.pipeline.session import PipelineError, first_line
 
-AnyFlow = Flow | AutoCdcFlow
+AnyFlow = Flow | ChangeFlow
 _DIRECTORY: Final = threading.RLock()
 """Held while the process's directory is that of a project."""
 
@@ -48,21 +49,23 @@ class Definitions(GraphElementRegistry):
         if isinstance(output, Table) and output.format not in (None, "delta"):
             raise PipelineError(
                 f"{place_of(output)}: {output.name} has format {output.format}; Kalda's engine writes tables as "
-                f"delta: leave it out, or use --engine spark"
+                f"delta: leave it out, append to a sink of this format (dp.create_sink), or use --engine spark"
             )
         self._add(self.outputs, name, output)
 
     def register_flow(self, flow: Flow) -> None:
         self._add(self.flows, flow.name.lower(), flow)
 
-    def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
-        self._add(self.flows, (flow.name or flow.target).lower(), flow)
+    def register_auto_cdc_flow(self, flow: Any) -> None:
+        """`flow`: one of PySpark's, whose fields are those of ours."""
+        taken = change_flow(**{each.name: getattr(flow, each.name) for each in fields(ChangeFlow)})
+        self._add(self.flows, taken.name.lower(), taken)
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
         for output, flow in statements_of(sql_text, str(file_path)):
             if output is not None:
                 self.register_output(output)
-            if isinstance(flow, AutoCdcFlow):
+            if isinstance(flow, ChangeFlow):
                 self.register_auto_cdc_flow(flow)
             elif flow is not None:
                 self.register_flow(flow)
@@ -97,7 +100,7 @@ class Definitions(GraphElementRegistry):
         name = flow.target.lower()
         found = name if name in self.outputs else self.find(flow.target)
         if found is None:
-            raise PipelineError(f"{place_of(flow)}: flow {flow_name(flow)} has the target {flow.target}, which is no "
+            raise PipelineError(f"{place_of(flow)}: flow {flow.name} has the target {flow.target}, which is no "
                                 f"table, view or sink of the project")  # fmt: skip
         return found
 
@@ -120,7 +123,7 @@ class Definitions(GraphElementRegistry):
         """Raises `PipelineError` where what is defined cannot be a graph."""
         for flow in self.flows.values():
             output = self.outputs[self.target(flow)]
-            if isinstance(flow, AutoCdcFlow) and not isinstance(output, StreamingTable):
+            if isinstance(flow, ChangeFlow) and not isinstance(output, StreamingTable):
                 raise PipelineError(f"{place_of(flow)}: the target {flow.target} of changes is no streaming table")
         if not self.outputs:
             raise PipelineError(f"{self.specification.file}: its libraries define no table, view or sink")
@@ -130,12 +133,8 @@ class Definitions(GraphElementRegistry):
                 raise PipelineError(f"{place_of(output)}: no flow writes {output.name}")
             if count > 1 and isinstance(output, MaterializedView | TemporaryView):
                 raise PipelineError(f"{place_of(output)}: {output.name} has {count} flows, and a view has one")
-            if count > 1 and any(isinstance(flow, AutoCdcFlow) for flow in self.flows_of(name)):
+            if count > 1 and any(isinstance(flow, ChangeFlow) for flow in self.flows_of(name)):
                 raise PipelineError(f"{place_of(output)}: {output.name} has {count} flows, and a table of changes one")
-
-
-def flow_name(flow: AnyFlow) -> str:
-    return flow.name or flow.target
 
 
 def place_of(one: Output | AnyFlow) -> str:

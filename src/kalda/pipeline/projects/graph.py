@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.pipelines.flow import AutoCdcFlow
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, Table, TemporaryView
 
-from kalda.pipeline.projects.definitions import AnyFlow, Definitions, flow_name, place_of, where
+from kalda.pipeline.projects.definitions import AnyFlow, Definitions, place_of, where
 from kalda.pipeline.projects.specification import files_of
+from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, Unavailable, first_line
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Evaluation:
         found = []
         for flow in self._definitions.flows_of(name):
             found.append(self.call(flow))
-            self.frames[flow_name(flow).lower()] = found[-1]
+            self.frames[flow.name.lower()] = found[-1]
         output = self._definitions.outputs[name]
         if isinstance(output, TemporaryView):
             found[0].frame.createOrReplaceTempView(name)
@@ -118,7 +118,7 @@ class Evaluation:
                 self._spark.catalog.dropTempView(name)
                 self._done.discard(name)
         found = self.call(flow)
-        self.frames[flow_name(flow).lower()] = found
+        self.frames[flow.name.lower()] = found
         return found
 
     def call(self, flow: AnyFlow) -> FlowFrame:
@@ -142,14 +142,14 @@ class Evaluation:
     def _frame(self, flow: AnyFlow) -> DataFrame:
         from pyspark.sql import DataFrame
 
-        if isinstance(flow, AutoCdcFlow):
+        if isinstance(flow, ChangeFlow):
             return self._spark.readStream.table(flow.source)
         is_view = isinstance(self._definitions.outputs[self._definitions.target(flow)], TemporaryView)
         # Expectations of a table are judged batch by batch, with counts.
         frame = flow.func() if is_view else getattr(flow.func, "unchecked", flow.func)()
         if not isinstance(frame, DataFrame):
             raise PipelineError(
-                f"{place_of(flow)}: the function of {flow_name(flow)} returns {type(frame).__name__}, not a frame"
+                f"{place_of(flow)}: the function of {flow.name} returns {type(frame).__name__}, not a frame"
             )
         return frame
 
@@ -163,7 +163,7 @@ class Evaluation:
         else:
             kind = "a sink" if isinstance(output, Sink) else "a table"
             problem = f"{kind} is written by a stream: read with spark.readStream or STREAM, or make it a view"
-        raise PipelineError(f"{place_of(flow)}: {flow_name(flow)}: {problem}")
+        raise PipelineError(f"{place_of(flow)}: {flow.name}: {problem}")
 
     def _inputs(self, frame: Any) -> frozenset[str]:
         names = {
@@ -172,10 +172,10 @@ class Evaluation:
         return frozenset(each for each in names if each in self._definitions.outputs)
 
     def _refusal(self, flow: AnyFlow, error: BaseException, missing: str | None) -> str:
-        place = where(error, self._files) if not isinstance(flow, AutoCdcFlow) else place_of(flow)
+        place = where(error, self._files) if not isinstance(flow, ChangeFlow) else place_of(flow)
         if missing is not None:
-            return f"{place}: {flow_name(flow)} reads {missing}, which neither the project nor the catalog has"
-        return f"{place}: {flow_name(flow)}: {first_line(error)}"
+            return f"{place}: {flow.name} reads {missing}, which neither the project nor the catalog has"
+        return f"{place}: {flow.name}: {first_line(error)}"
 
 
 def _is_batch(output: Any) -> bool:

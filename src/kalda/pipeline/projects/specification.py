@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kalda.pipeline.files import Place, place_of, read_text
-from kalda.pipeline.session import PipelineError
+from kalda.pipeline.session import PipelineError, modules_of_projects
 from kalda.pipeline.stores import CONNECTION, SCHEMES, StorePath, store_settings
 
 SPECIFICATIONS: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
@@ -62,7 +62,7 @@ class Specification:
     @property
     def modules(self) -> list[str]:
         """What the project's session needs."""
-        return ["delta", *filter(None, (each.module for each in self.stores))]
+        return [*modules_of_projects(), *filter(None, (each.module for each in self.stores))]
 
     def checkpoint(self, flow: str) -> Place:
         return self.state / "checkpoints" / flow.replace(os.sep, "_")

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from pyspark.pipelines.flow import AutoCdcFlow, Flow
+from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.output import MaterializedView, Output, StreamingTable, TemporaryView
 from pyspark.pipelines.source_code_location import SourceCodeLocation
 
@@ -38,6 +38,23 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLAUSES: Final = ("KEYS", "APPLY", "SEQUENCE", "COLUMNS", "STORED")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFlow:
+    """A flow of change data. PySpark has such a class from 4.2 on, with type 1 alone."""
+
+    name: str
+    target: str
+    source: str
+    keys: Sequence[Any]
+    """Names, or columns of PySpark; as are the other ones. Expressions may be SQL."""
+    sequence_by: Any
+    apply_as_deletes: Any
+    column_list: Sequence[Any] | None
+    except_column_list: Sequence[Any] | None
+    stored_as_scd_type: int | str | None
+    source_code_location: SourceCodeLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +81,7 @@ def tokens_of(sql: str) -> list[Token]:
     return [token for token in found if token.kind != "blank"]
 
 
-def statements_of(sql: str, file: str) -> Iterator[tuple[Output | None, Flow | AutoCdcFlow | None]]:
+def statements_of(sql: str, file: str) -> Iterator[tuple[Output | None, Flow | ChangeFlow | None]]:
     """The outputs and flows of a file. Raises `PipelineError` with file and line."""
     conf: dict[str, str] = {}
     statement: list[Token] = []
@@ -84,7 +101,7 @@ class _Statement:
         self._at = 0
         self._place = SourceCodeLocation(file, sql.count("\n", 0, tokens[0].start) + 1)
 
-    def parse(self) -> Iterator[tuple[Output | None, Flow | AutoCdcFlow | None]]:
+    def parse(self) -> Iterator[tuple[Output | None, Flow | ChangeFlow | None]]:
         if self._take("SET"):
             key, equals, value = self._rest().partition("=")
             if not equals:
@@ -148,7 +165,7 @@ class _Statement:
         output = TemporaryView(name=name, comment=comment, source_code_location=self._place)
         return output, self._query_flow(name, name)
 
-    def _flow(self) -> Flow | AutoCdcFlow:
+    def _flow(self) -> Flow | ChangeFlow:
         name = self._name()
         if self._take("COMMENT"):
             self._next()
@@ -173,7 +190,7 @@ class _Statement:
             func=SqlQuery(self._rest()),
         )
 
-    def _changes(self, name: str) -> AutoCdcFlow:
+    def _changes(self, name: str) -> ChangeFlow:
         target = self._name()
         self._expect("FROM")
         is_parenthesized = self._take("STREAM") and self._take("(")
@@ -303,8 +320,8 @@ def change_flow(
     except_column_list: Sequence[Any] | None = None,
     stored_as_scd_type: int | str | None = None,
     name: str | None = None,
-) -> AutoCdcFlow:
-    """The flow of these arguments, whose expressions may be text. Raises `PipelineError`."""
+) -> ChangeFlow:
+    """The flow of these arguments. Raises `PipelineError`."""
     place = f"{source_code_location.filename}:{source_code_location.line_number}"
     if not isinstance(keys, list) or not keys:
         raise PipelineError(f"{place}: keys is {keys!r}, and a list of at least one column is expected")
@@ -312,16 +329,16 @@ def change_flow(
         raise PipelineError(f"{place}: give one of column_list and except_column_list")
     if str(stored_as_scd_type or 1) not in ("1", "2"):
         raise PipelineError(f"{place}: stored_as_scd_type is {stored_as_scd_type!r}; 1 and 2 are possible")
-    return AutoCdcFlow(
+    return ChangeFlow(
         name=name or target,
         target=target,
         source=source,
         keys=keys,
         sequence_by=sequence_by,
         apply_as_deletes=apply_as_deletes,
-        column_list=column_list,  # type: ignore[arg-type]
-        except_column_list=except_column_list,  # type: ignore[arg-type]
-        stored_as_scd_type=stored_as_scd_type,  # type: ignore[arg-type]
+        column_list=column_list,
+        except_column_list=except_column_list,
+        stored_as_scd_type=stored_as_scd_type,
         source_code_location=source_code_location,
     )
 

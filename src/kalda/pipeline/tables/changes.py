@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.pipelines.flow import AutoCdcFlow
 from pyspark.pipelines.graph_element_registry import get_active_graph_element_registry
 from pyspark.pipelines.source_code_location import get_caller_source_code_location
 from pyspark.sql.types import StructType
 
 from kalda.pipeline.projects.definitions import Definitions, place_of
 from kalda.pipeline.projects.specification import DELETED
-from kalda.pipeline.projects.statements import change_flow
+from kalda.pipeline.projects.statements import ChangeFlow, change_flow
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.tables.contracts import quoted
 from kalda.pipeline.tables.expectations import Expectation
@@ -104,7 +103,7 @@ def names_of(given: Sequence[Any]) -> list[str]:
 class Changes:
     """Applies the changes of a flow to its table."""
 
-    flow: AutoCdcFlow
+    flow: ChangeFlow
     tables: Tables
     name: str
 
