@@ -129,7 +129,8 @@ class RunningMembers:
     def __init__(self, members: list[Member], described: Callable[[], object] = str) -> None:
         """`described()` is what to say where members get nothing any more: the group, as its coordinator has it."""
         self.members, self._described = members, described
-        self.killed: list[Member] = []
+        self.former: list[Member] = []
+        """Those that have left; they got records too."""
 
     def __enter__(self) -> RunningMembers:
         for member in self.members:
@@ -148,7 +149,7 @@ class RunningMembers:
 
     def seen(self, group: str) -> set[int]:
         """All values that a group's members got."""
-        ever = [*self.members, *self.killed]
+        ever = [*self.members, *self.former]
         return set().union(*(member.seen.copy() for member in ever if member.group == group))
 
     def replace(self, member: JavaMember, successor: Member) -> None:
@@ -156,7 +157,7 @@ class RunningMembers:
         member.process.kill()
         member.stop()
         self.members.remove(member)
-        self.killed.append(member)
+        self.former.append(member)
         self.members.append(successor)
         successor.start()
 

@@ -64,17 +64,20 @@ USUAL = (
     r"|No share partition found for groupId .* while releasing acquired topic partitions"
     # Records were deleted while a follower was down, as Kafka Streams deletes those of its repartition topics.
     r"|because the local replica's end offset is smaller than the current leader's start offsets"
+    # The former leader of a share partition is fenced; a coordinator moves while it initializes share partitions.
+    r"|Unable to perform write state RPC .* is older than|Failed to write the share group state"
+    r"|Unable to (initialize share group state partition metadata|cleanup topic partitions from share group state)"
     # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
     r"|unable to start processing because of TimeoutException|no byte came from the controller"
-    r"|the event loop (was late by|has been held for)|The controller stalled for"
+    r"|the event loop (was late by|has been held for)|The controller stalled for|the node did nothing: "
 )
 """Warnings that a cluster of three Apache Kafka nodes also logs in these tests."""
 
 _USUAL_CAUSE = re.compile(
     r"([\w.]+CompletionException: )?org\.apache\.kafka\.common\.errors\.NotControllerException"
     # A producer of transaction version 2 has several requests under way, of which the first has to be sent again.
-    r"|.*OutOfOrderSequenceException: .* Expected sequence 0 for transactions v2"
+    r"|.*OutOfOrderSequenceException: .* (Expected sequence 0 for transactions v2|current end sequence number)"
     # A marker of a coordinator that was replaced arrives after those of its successor.
     r"|.*TransactionCoordinatorFencedException: Invalid coordinator epoch"
 )

@@ -9,7 +9,7 @@ from apache_kafka import ApacheKafkaNode
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
 from mixed_members import JavaMember, RunningMembers
-from mixed_nodes import KAFKA, KALDA
+from mixed_nodes import KAFKA, KALDA, START_S
 from mixed_requests import ROUNDS
 from watched_clients import PARTITIONS, TOPIC, Writer
 
@@ -49,7 +49,8 @@ def test_members_and_their_node_are_killed(tmp_path: Path, jars: Path, product: 
                     members.replace(victim, member(victim.kind))
                     members.wait_progress(f"the kill of a member in round {round_}")
                 node.kill()
-                node.start()
+                node.launch()
+                node.wait_line(node.serves, START_S)
                 members.wait_progress(f"the kill of the node in round {round_}")
             writer.stop()
             assert writer.failures == []

@@ -72,6 +72,7 @@ def move(cluster: MixedCluster, topics: Mapping[str, int], leader: int) -> None:
     for topic, count in topics.items():
         for index in range(count):
             reassign(cluster, topic, index, order)
+            cluster.wait_placed(topic, index, isr=BROKERS)  # one that restarts is not elected
         elect_preferred(cluster, topic, *range(count))
         for index in range(count):
             cluster.wait_placed(topic, index, leader, BROKERS)
@@ -102,13 +103,14 @@ def size(cluster: MixedCluster, kind: str) -> int:
     return max(len(group.members) if group is not None else 0 for group in groups)
 
 
-def raise_epoch(cluster: MixedCluster, kind: str) -> None:
+def raise_epoch(cluster: MixedCluster, kind: str, members: RunningMembers) -> None:
     """Members join and leave: a coordinator that lost the group would have a lower epoch afterwards."""
     for _ in range(3):
         guest = KaldaMember(kind, cluster.addresses, GROUPS[kind], TOPIC)
         guest.start()
         wait_until(lambda: size(cluster, kind) == 4, f"{guest} joins")
         guest.stop()
+        members.former.append(guest)
         wait_until(lambda: size(cluster, kind) == 3, f"{guest} leaves")
 
 
@@ -139,7 +141,7 @@ def test_members_of_three_clients_get_all_records(cluster: MixedCluster, jars: P
     mixed = of_each_client(jars, kind, cluster.addresses, group, TOPIC)
     with RunningMembers(mixed, lambda: [described(node, kind) for node in cluster.up]) as members:
         members.wait_progress("the start")
-        raise_epoch(cluster, kind)
+        raise_epoch(cluster, kind, members)
         last_epoch, starts = 6, dict.fromkeys(range(PARTITIONS), 0)
         for round_ in range(ROUNDS):
             node = cluster.nodes[WAYS[round_ % len(WAYS)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -10,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from kalda.spark import session
-from kalda.spark.java import java_advice, new_session, settings_of_machine
+from kalda.spark.java import java_advice, new_session, quick_workers, settings_of_machine
 
 
 def java(folder: Path, version: str) -> None:
@@ -129,3 +130,24 @@ def test_a_session_has_partitions_that_fit_the_machine_unless_the_user_decides(
     new_session("test", None, settings)
     given = [call.args for call in builder.config.call_args_list]
     assert [value for name, value in given if name == "spark.sql.shuffle.partitions"] == expected
+
+
+def test_workers_do_not_compile_pyspark_each_time(tmp_path: Path) -> None:
+    """Java has a home with PySpark's files instead of its archive, the second time the same one. A home of the user's
+    and another Python stay, and so it is where nothing can be written."""
+    pyspark = pytest.importorskip("pyspark")
+    home = Path(pyspark.__file__).parent
+    command = [f"{home}/./bin/spark-submit", "pyspark-shell"]
+    given = {"XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(2):
+        (program, shell), environment = quick_workers(command, given)
+        other = Path(environment["SPARK_HOME"])
+        assert (Path(program).resolve(), shell) == ((home / "bin" / "spark-submit").resolve(), "pyspark-shell")
+        assert (other / "jars").resolve() == (home / "jars").resolve()
+        assert sorted(each.name for each in (other / "python" / "lib" / "pyspark.zip").iterdir()) == ["py4j", "pyspark"]
+    assert [each.name for each in (tmp_path / "kalda").iterdir()] == [other.name]
+    (tmp_path / "file").touch()
+    unwritable = {"XDG_CACHE_HOME": f"{tmp_path}/file"}
+    for own in ({"PYSPARK_PYTHON": "/usr/bin/python3"}, {"SPARK_HOME": str(home)}, unwritable):
+        assert quick_workers(command, given | own) == (command, given | own)
+    assert quick_workers(command, given | {"PYSPARK_PYTHON": sys.executable})[0][0] == program

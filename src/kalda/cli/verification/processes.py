@@ -156,7 +156,6 @@ class Processes:
         self._client_fault_at_s = time.monotonic() + rng.uniform(*_CLIENT_FAULT_PAUSE_S)
         self.kills = 0
         self.pauses = 0
-        self.failed_commands = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -253,7 +252,6 @@ class Processes:
         process, begun_us = self._command_running
         if process.poll() is not None:
             self._record(Fault(command, begun_us, now_us()))
-            self.failed_commands += process.returncode != 0
             self._command_running = None
             self._command_at_s = now_s + self._rng.uniform(*_FAULT_PAUSE_S)
 

@@ -118,8 +118,8 @@ class CoordinatorMetrics:
         self.heartbeat_sent_ms = -1
         for name, read in (
             ("assigned-partitions", lambda _now_ms: len(subscription.partitions)),
-            ("last-heartbeat-seconds-ago", lambda now_ms: _seconds_ago(self.heartbeat_sent_ms, now_ms)),
-            ("last-rebalance-seconds-ago", lambda now_ms: _seconds_ago(self._ended_ms, now_ms)),
+            ("last-heartbeat-seconds-ago", lambda now_ms: seconds_ago(self.heartbeat_sent_ms, now_ms)),
+            ("last-rebalance-seconds-ago", lambda now_ms: seconds_ago(self._ended_ms, now_ms)),
         ):
             metrics.gauge(name, read, group=COORDINATOR_GROUP)
 
@@ -137,7 +137,30 @@ class CoordinatorMetrics:
         self._failed.append(1)
 
 
-class ConsumerMetrics(ClientMetrics):
+class PollMetrics(ClientMetrics):
+    """What a consumer of any kind counts of its polls."""
+
+    def _count_polls(self, group: str | None = None) -> None:
+        """`group`: of the sensors' names, where it is not the client's own."""
+        self._between_polls = self.series(self.stats("time-between-poll", "avg", "max", group=group))
+        self._idle = self.series(self.stats("poll-idle-ratio", "avg", group=group))
+        self._polled_ms = self._between_ms = -1
+        self.gauge("last-poll-seconds-ago", lambda now_ms: seconds_ago(self._polled_ms, now_ms), group=group)
+
+    def on_poll(self, now_ms: int) -> None:
+        """The application polls."""
+        self._between_ms = now_ms - self._polled_ms if self._polled_ms >= 0 else 0
+        self._polled_ms = now_ms
+        self._between_polls.append(self._between_ms)
+
+    def on_poll_ended(self, now_ms: int) -> None:
+        """The poll returns."""
+        polling_ms = now_ms - self._polled_ms
+        if polling_ms + self._between_ms > 0:
+            self._idle.append(polling_ms / (polling_ms + self._between_ms))
+
+
+class ConsumerMetrics(PollMetrics):
     """The sensors of one consumer."""
 
     def __init__(
@@ -165,26 +188,9 @@ class ConsumerMetrics(ClientMetrics):
         self.lags = self.stats("records-lag", "max", group=group)
         self.leads = self.stats("records-lead", "min", group=group)
         self._partitions: dict[TopicPartition, _PartitionMetrics] = {}
-        self._between_polls = self.series(self.stats("time-between-poll", "avg", "max"))
-        self._idle = self.series(self.stats("poll-idle-ratio", "avg"))
+        self._count_polls()
         self.commit_sync_ns = self.counter("commit-sync-time-ns-total")
         self.committed_ns = self.counter("committed-time-ns-total")
-        self._polled_ms = self._between_ms = -1
-        self.gauge("last-poll-seconds-ago", lambda now_ms: _seconds_ago(self._polled_ms, now_ms))
-
-    # -- polls
-
-    def on_poll(self, now_ms: int) -> None:
-        """The application polls."""
-        self._between_ms = now_ms - self._polled_ms if self._polled_ms >= 0 else 0
-        self._polled_ms = now_ms
-        self._between_polls.append(self._between_ms)
-
-    def on_poll_ended(self, now_ms: int) -> None:
-        """The poll returns."""
-        polling_ms = now_ms - self._polled_ms
-        if polling_ms + self._between_ms > 0:
-            self._idle.append(polling_ms / (polling_ms + self._between_ms))
 
     # -- fetches
 
@@ -233,5 +239,6 @@ class ConsumerMetrics(ClientMetrics):
         return (*self._tags, ("topic", partition.topic), ("partition", str(partition.partition)))
 
 
-def _seconds_ago(at_ms: int, now_ms: int) -> float:
+def seconds_ago(at_ms: int, now_ms: int) -> float:
+    """Whole seconds since a moment; -1 where that has not come."""
     return -1 if at_ms < 0 else (now_ms - at_ms) // 1000

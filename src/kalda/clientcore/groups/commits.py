@@ -79,7 +79,6 @@ class Committing:
         self._commits: deque[_Commit] = deque()
         self._in_flight: _Commit | None = None
         self._reads: list[_Read] = []
-        self.committed_total = 0
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch], operation: Operation, *, repeats: bool) -> None:
         """Commit `offsets`; `operation` is done when they are committed."""
@@ -163,7 +162,6 @@ class Committing:
                 if failed is None or failed.code.retriable:
                     failed = refused(code, f"group {self._group_id!r}, partition {partition}")
         if failed is None:
-            self.committed_total += len(sent)
             for partition in sent:
                 del commit.left[partition]
             if commit.left:

@@ -6,14 +6,15 @@ from __future__ import annotations
 from typing import Final
 
 from kalda.base.stats import MetricConfig
-from kalda.clientcore.connections.client_metrics import ClientMetrics, Stats
+from kalda.clientcore.connections.client_metrics import Stats
+from kalda.clientcore.consuming.consumer_metrics import PollMetrics, seconds_ago
 
 _POLLS: Final = "consumer-share-metrics"
 _FETCHES: Final = "consumer-share-fetch-manager-metrics"
 _COORDINATOR: Final = "consumer-share-coordinator-metrics"
 
 
-class ShareConsumerMetrics(ClientMetrics):
+class ShareConsumerMetrics(PollMetrics):
     """The sensors of one share consumer."""
 
     def __init__(self, client_id: str, config: MetricConfig | None = None, *, version: str = "") -> None:
@@ -45,28 +46,10 @@ class ShareConsumerMetrics(ClientMetrics):
         self.rebalances = self.series(
             self.stats("rebalance", "total", "rate-per-hour", counts=True, group=_COORDINATOR)
         )
-        self._between_polls = self.series(self.stats("time-between-poll", "avg", "max", group=_POLLS))
-        self._idle = self.series(self.stats("poll-idle-ratio", "avg", group=_POLLS))
-        self.heartbeat_sent_ms = self._polled_ms = self._between_ms = -1
-        self.gauge("last-poll-seconds-ago", lambda now_ms: _seconds_ago(self._polled_ms, now_ms), group=_POLLS)
+        self._count_polls(_POLLS)
+        self.heartbeat_sent_ms = -1
         self.gauge(
             "last-heartbeat-seconds-ago",
-            lambda now_ms: _seconds_ago(self.heartbeat_sent_ms, now_ms),
+            lambda now_ms: seconds_ago(self.heartbeat_sent_ms, now_ms),
             group=_COORDINATOR,
         )
-
-    def on_poll(self, now_ms: int) -> None:
-        """The application polls."""
-        self._between_ms = now_ms - self._polled_ms if self._polled_ms >= 0 else 0
-        self._polled_ms = now_ms
-        self._between_polls.append(self._between_ms)
-
-    def on_poll_ended(self, now_ms: int) -> None:
-        """The poll returns."""
-        polling_ms = now_ms - self._polled_ms
-        if polling_ms + self._between_ms > 0:
-            self._idle.append(polling_ms / (polling_ms + self._between_ms))
-
-
-def _seconds_ago(at_ms: int, now_ms: int) -> float:
-    return -1 if at_ms < 0 else (now_ms - at_ms) // 1000

@@ -24,6 +24,7 @@ from kalda.coordinator.groups.streams.group import StreamsGroup
 from kalda.coordinator.groups.topic_catalog import TopicSource
 from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
+    OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
@@ -160,33 +161,17 @@ class Offsets:
         """Records for the partitions that may be committed, and the response, with an error for each of the others."""
         retention_ms = request.retention_time_ms
         expire_ms = NO_EXPIRY if retention_ms == _NO_RETENTION_TIME else min(_MAX_TIME, wall_ms + retention_ms)
+        stamps = wall_ms, expire_ms
         records: list[GroupLogRecord] = []
         topics: list[OffsetCommitResponseTopic] = []
         for topic in request.topics:
             name = self._resolve(topic.name, topic.topic_id, version)
             # A commit by name means the topic that has the name now: a later topic of that name begins without offsets.
             topic_id = topic.topic_id if version >= TOPIC_IDS_FROM else self._topics.id_of(topic.name) or ZERO_UUID
-            results: list[OffsetCommitResponsePartition] = []
-            for partition in topic.partitions:
-                index, metadata = partition.partition_index, partition.committed_metadata or ""
-                if name is None:
-                    error = ErrorCode.UNKNOWN_TOPIC_ID
-                elif not self._topics.has_partition(name, index):
-                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                elif self._is_too_large(metadata):
-                    error = ErrorCode.OFFSET_METADATA_TOO_LARGE
-                else:
-                    error = ErrorCode.NONE
-                    value = CommittedOffset(
-                        partition.committed_offset,
-                        partition.committed_leader_epoch,
-                        metadata,
-                        wall_ms,
-                        expire_ms,
-                        topic_id,
-                    )
-                    records.append(OffsetRecord(request.group_id, name, index, value))
-                results.append(OffsetCommitResponsePartition(partition_index=index, error_code=error))
+            results = [
+                OffsetCommitResponsePartition(partition_index=index, error_code=error)
+                for index, error in self._commit_topic(request.group_id, name, topic_id, topic, stamps, records)
+            ]
             topics.append(OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=results))
         return records, OffsetCommitResponse(topics=topics)
 
@@ -199,29 +184,38 @@ class Offsets:
         for topic in request.topics:
             name = name_in_transaction(self._topics, topic, version)
             topic_id = topic.topic_id if version >= TXN_TOPIC_IDS_FROM else self._topics.id_of(topic.name) or ZERO_UUID
-            results: list[TxnOffsetCommitResponsePartition] = []
-            for partition in topic.partitions:
-                index, metadata = partition.partition_index, partition.committed_metadata or ""
-                if name is None:
-                    error = ErrorCode.UNKNOWN_TOPIC_ID
-                elif not self._topics.has_partition(name, index):
-                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                elif self._is_too_large(metadata):
-                    error = ErrorCode.OFFSET_METADATA_TOO_LARGE
-                else:
-                    error = ErrorCode.NONE
-                    value = CommittedOffset(
-                        partition.committed_offset,
-                        partition.committed_leader_epoch,
-                        metadata,
-                        wall_ms,
-                        NO_EXPIRY,
-                        topic_id,
-                    )
-                    records.append(OffsetRecord(request.group_id, name, index, value))
-                results.append(TxnOffsetCommitResponsePartition(partition_index=index, error_code=error))
+            committed = self._commit_topic(request.group_id, name, topic_id, topic, (wall_ms, NO_EXPIRY), records)
+            results = [
+                TxnOffsetCommitResponsePartition(partition_index=index, error_code=error) for index, error in committed
+            ]
             topics.append(TxnOffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=results))
         return records, TxnOffsetCommitResponse(topics=topics)
+
+    def _commit_topic(
+        self,
+        group_id: str,
+        name: str | None,
+        topic_id: Uuid,
+        topic: OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic,
+        stamps: tuple[int, int],
+        records: list[GroupLogRecord],
+    ) -> Iterator[tuple[int, ErrorCode]]:
+        """Add the records of one topic, None where it does not exist; each partition with its error. `stamps`: when
+        the offsets are committed, and expire."""
+        for partition in topic.partitions:
+            index, metadata = partition.partition_index, partition.committed_metadata or ""
+            if name is None:
+                error = ErrorCode.UNKNOWN_TOPIC_ID
+            elif not self._topics.has_partition(name, index):
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif self._is_too_large(metadata):
+                error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                error = ErrorCode.NONE
+                offset, leader_epoch = partition.committed_offset, partition.committed_leader_epoch
+                value = CommittedOffset(offset, leader_epoch, metadata, *stamps, topic_id)
+                records.append(OffsetRecord(group_id, name, index, value))
+            yield index, error
 
     def _resolve(self, name: str, topic_id: Uuid, version: int) -> str | None:
         return name if version < TOPIC_IDS_FROM else self._topics.name_of(topic_id)
