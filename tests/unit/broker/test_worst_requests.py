@@ -19,16 +19,19 @@ from typing import Any
 
 import pytest
 
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import Uuid
 from kalda.broker.process.node import Node
 from kalda.broker.requests.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
 from kalda.network.client.client import RpcConnection
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.calls import Call, frame_request
-from kalda.protocol.messages import configs, security
+from kalda.protocol.messages import configs, groups, produce, security, share, streams
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.topics import (
     CreatableTopic,
+    CreatableTopicConfig,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     CreateTopicsRequest,
@@ -36,6 +39,7 @@ from kalda.protocol.messages.topics import (
     DeleteTopicState,
 )
 from kalda.protocol.notation import Request, Struct
+from kalda.records.builder import build_batch
 from kalda.testing import layout
 
 sys.path.append(str(Path(__file__).parents[3] / "bench"))
@@ -317,6 +321,158 @@ def largest_requests(key: ApiKey, version: int) -> Iterator[tuple[Request, int]]
             size = elements_of(request)
             assert size <= bound
             yield request, size
+
+
+def test_members_of_groups_do_not_hold_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share group with dead letters, whose member has all records that it may have and says something else of each,
+    of some that it never had, and renews all; a streams group with very many subtopologies."""
+    held: list[str] = []
+
+    async def scenario(meter: Meter) -> None:
+        async with a_node(tmp_path, group_streams_initial_rebalance_delay_ms="0") as node:
+            second = await RpcConnection.connect("127.0.0.1", node.port("PLAINTEXT"))
+            client = await RpcConnection.connect("127.0.0.1", node.port("PLAINTEXT"))
+
+            async def asked(what: str, request: Request, version: int | None = None) -> Any:
+                with meter:
+                    task = asyncio.ensure_future(client.request(request, version))
+                    assert await pinged(second, task) > 0
+                if meter.most > MAX_CALLS_A_TURN:
+                    held.append(f"{what}: {meter.most} calls in a turn")
+                return task.result()
+
+            topic_id = await with_records(client)
+            batches = [(offset, offset, [1 + offset % 3]) for offset in range(LOCKS)]
+            never = [(LOCKS + offset, LOCKS + offset, [1]) for offset in range(MAX_ELEMENTS * 2 // 5)]
+            await joined_share_group(client)
+            first = await asked("the first fetch", share_fetch(topic_id, 0))
+            acquired = first.responses[0].partitions[0].acquired_records
+            assert sum(each.last_offset - each.first_offset + 1 for each in acquired) == LOCKS
+            renewed = await asked("renewals", acknowledgement(topic_id, 1, [(*each[:2], [4]) for each in batches]))
+            assert not renewed.responses[0].partitions[0].error_code
+            refused = await asked("what was never acquired", acknowledgement(topic_id, 2, never))
+            assert refused.responses[0].partitions[0].error_code
+            taken = await asked("acknowledgements with dead letters", share_fetch(topic_id, 3, batches))
+            assert not taken.responses[0].partitions[0].acknowledge_error_code
+            named = [
+                share.ShareFetchRequestFetchPartition(partition_index=number) for number in range(MAX_ELEMENTS - 10)
+            ]
+            await asked("a session of very many partitions", share_fetch(topic_id, 4, named=named))
+            others = [share.ShareFetchRequestFetchPartition(partition_index=-number) for number in range(1, 100)]
+            too_many = await asked("a session of too many", share_fetch(topic_id, 5, named=others))
+            assert too_many.error_code == ErrorCode.INVALID_REQUEST
+            heartbeat = streams.StreamsGroupHeartbeatRequest(
+                group_id="app", member_id="m", topology=very_many_subtopologies(), process_id="p",
+                rebalance_timeout_ms=60_000, active_tasks=[], standby_tasks=[], warmup_tasks=[],
+            )  # fmt: skip
+            told = await asked("a topology", heartbeat)
+            assert (told.error_code, told.member_epoch > 0) == (0, True)
+            again = streams.StreamsGroupHeartbeatRequest(group_id="app", member_id="m")
+            tasks = told.active_tasks
+            while not tasks:
+                again.member_epoch = told.member_epoch
+                told = await asked("a heartbeat", again)
+                assert not told.error_code, told
+                tasks = told.active_tasks
+            assert len(tasks) == len(very_many_subtopologies().subtopologies)
+            client.close()
+            second.close()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(bounded(lambda: scenario(Meter(monkeypatch))))
+    assert not held, "\n".join(held)
+
+
+LOCKS = 2_000
+"""share.partition.max.record.locks"""
+DEAD_LETTERS = "dlq.all"
+
+
+async def with_records(client: RpcConnection) -> Uuid:
+    """The id of a topic with as many records as a group may have in flight; and a topic for dead letters."""
+    config = CreatableTopicConfig(name="errors.deadletterqueue.group.enable", value="true")
+    made = await client.request(
+        CreateTopicsRequest(
+            topics=[
+                CreatableTopic(name="one", num_partitions=1, replication_factor=1),
+                CreatableTopic(name=DEAD_LETTERS, num_partitions=1, replication_factor=1, configs=[config]),
+            ],
+            timeout_ms=10_000,
+        )
+    )
+    topic_id: Uuid = made.topics[0].topic_id
+    records = build_batch([(1, None, b"v", ()) for _ in range(LOCKS)])
+    data = produce.PartitionProduceData(index=0, records=records)
+    request = produce.ProduceRequest(
+        acks=1, timeout_ms=1_000, topic_data=[produce.TopicProduceData(topic_id=topic_id, partition_data=[data])]
+    )
+    while True:
+        written = await client.request(request)
+        if not written.responses[0].partition_responses[0].error_code:
+            break  # the partition is led
+    change = configs.IncrementalAlterConfigsRequestAlterableConfig
+    altered = configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource_type=32, resource_name="g", configs=[
+            change(name="share.auto.offset.reset", value="earliest"),
+            change(name="errors.deadletterqueue.topic.name", value=DEAD_LETTERS),
+        ],
+    )  # fmt: skip
+    await client.request(configs.IncrementalAlterConfigsRequest(resources=[altered]))
+    return topic_id
+
+
+async def joined_share_group(client: RpcConnection) -> None:
+    """The member has the topic."""
+    for group_id in ("g", "app"):
+        find = groups.FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id])
+        while (await client.request(find)).coordinators[0].error_code:
+            pass  # the topic of coordinators is being made
+    beat = share.ShareGroupHeartbeatRequest(group_id="g", member_id="m", subscribed_topic_names=["one"])
+    while True:
+        told = await client.request(beat)
+        if told.assignment is not None and told.assignment.topic_partitions:
+            return
+        if not told.error_code:
+            beat = share.ShareGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=told.member_epoch)
+
+
+Batches = list[tuple[int, int, list[int]]]
+
+
+def share_fetch(
+    topic_id: Uuid, epoch: int, batches: Batches | None = None, named: list[Any] | None = None
+) -> share.ShareFetchRequest:
+    made = [
+        share.ShareFetchRequestAcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=types)
+        for first, last, types in batches or ()
+    ]
+    one = share.ShareFetchRequestFetchPartition(partition_index=0, acknowledgement_batches=made)
+    topic = share.ShareFetchRequestFetchTopic(topic_id=topic_id, partitions=named or [one])
+    return share.ShareFetchRequest(
+        group_id="g", member_id="m", share_session_epoch=epoch, max_wait_ms=10, min_bytes=1, max_bytes=1 << 20,
+        max_records=LOCKS, batch_size=1, topics=[topic],
+    )  # fmt: skip
+
+
+def acknowledgement(topic_id: Uuid, epoch: int, batches: Batches) -> share.ShareAcknowledgeRequest:
+    made = [
+        share.ShareAcknowledgeRequestAcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=types)
+        for first, last, types in batches
+    ]
+    one = share.AcknowledgePartition(partition_index=0, acknowledgement_batches=made)
+    return share.ShareAcknowledgeRequest(
+        group_id="g", member_id="m", share_session_epoch=epoch, is_renew_ack=batches[0][2] == [4],
+        topics=[share.AcknowledgeTopic(topic_id=topic_id, partitions=[one])],
+    )  # fmt: skip
+
+
+def very_many_subtopologies() -> streams.StreamsGroupHeartbeatRequestTopology:
+    """As many as a request may name, each of one task."""
+    each = streams.StreamsGroupHeartbeatRequestSubtopology
+    count = MAX_ELEMENTS // 2 - 10
+    return streams.StreamsGroupHeartbeatRequestTopology(
+        subtopologies=[each(subtopology_id=str(number), source_topics=["one"]) for number in range(count)]
+    )
 
 
 async def bounded(scenario: Callable[[], Awaitable[None]]) -> None:

@@ -7,15 +7,18 @@ place of a former one, -1 ends it. The number of sessions is bounded; a member w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import Uuid
+from kalda.protocol.naming import MAX_ELEMENTS_SENT
 
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 _LAST_EPOCH = (1 << 31) - 1
+_MOST_PARTITIONS = 2 * MAX_ELEMENTS_SENT
+"""As many as one request may name, and a share group consumes."""
 
 
 class TopicIdPartition(NamedTuple):
@@ -97,10 +100,13 @@ class ShareSessions:
         return session
 
     def update(
-        self, session: ShareSession, added: Iterable[TopicIdPartition], forgotten: Iterable[TopicIdPartition]
+        self, session: ShareSession, added: Collection[TopicIdPartition], forgotten: Iterable[TopicIdPartition]
     ) -> None:
-        """Fetch these partitions too, and those no more."""
+        """Fetch these partitions too, and those no more. Raises INVALID_REQUEST where that would be more than a
+        session may have."""
         before = len(session.partitions)
+        if before + len(added) > _MOST_PARTITIONS < len(session.partitions.keys() | added):
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"A share session has {_MOST_PARTITIONS} partitions at most.")
         for partition in forgotten:
             session.partitions.pop(partition, None)
         session.partitions.update(dict.fromkeys(added))
