@@ -38,6 +38,7 @@ from kalda.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,
 )
+from kalda.protocol.messages.groups import FindCoordinatorRequest
 
 _TOPIC = "grouped"
 _LIMIT_S = 240.0
@@ -68,6 +69,7 @@ class Group:
 
     def __init__(self, port: int, members: int, partitions: int, connections: int) -> None:
         self._name = f"group-{next(_groups)}"
+        self._port = port
         self._partitions = partitions
         self.is_in_pace = True
         self.interval_s = 5.0
@@ -85,6 +87,10 @@ class Group:
         ]
 
     def __enter__(self) -> Group:
+        asked = FindCoordinatorRequest(key_type=0, coordinator_keys=[self._name])
+        with BlockingConnection("127.0.0.1", self._port) as connection:  # which makes the topic of coordinators
+            while connection.request(asked, 4).coordinators[0].error_code:
+                time.sleep(_AGAIN_S)
         for thread in self._threads:
             thread.start()
         return self

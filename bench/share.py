@@ -71,14 +71,19 @@ def by_kalda(port: int, count: int, members: int) -> Figures:
     each = [sys.executable, __file__, "--consume", str(port), group]
     processes = [subprocess.Popen(each, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(members)]
     began, got = 0.0, 0
+
+    def said(process: subprocess.Popen[bytes]) -> int:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
     try:
+        for process in processes:
+            said(process)  # all are there before one begins
         while got < count:
-            for process in processes:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(b"\n")
-                process.stdin.flush()
-                got += int(process.stdout.readline())
+            got += sum(map(said, processes))
             if got and not began:
                 began, before = time.perf_counter(), got
             time.sleep(0.02)
@@ -90,22 +95,23 @@ def by_kalda(port: int, count: int, members: int) -> Figures:
 
 
 def consume(port: int, group: str) -> None:
-    """A member: for each line that comes, the number of records that it has got since the last one is printed."""
+    """A member, which joins with the second line: for each line that comes, the number of records that it has got since
+    the last one is printed."""
     import threading
 
     from kalda import ShareConsumer
 
-    seen = [0]
+    seen, printed = [0], 0
+    consumer = ShareConsumer(bootstrap_servers=f"127.0.0.1:{port}", group_id=group, max_poll_records=2_000)
 
     def poll() -> None:
-        with ShareConsumer(bootstrap_servers=f"127.0.0.1:{port}", group_id=group, max_poll_records=2_000) as consumer:
-            consumer.subscribe(_TOPIC)
-            while True:
-                seen[0] += len(consumer.poll(1))
+        consumer.subscribe(_TOPIC)
+        while True:
+            seen[0] += len(consumer.poll(1))
 
-    threading.Thread(target=poll, daemon=True).start()
-    printed = 0
-    for _ in sys.stdin:
+    for number, _ in enumerate(sys.stdin):
+        if number == 1:
+            threading.Thread(target=poll, daemon=True).start()
         now = seen[0]
         print(now - printed, flush=True)
         printed = now
