@@ -44,6 +44,8 @@ _TOPIC = "grouped"
 _LIMIT_S = 240.0
 _LEAVING = -1
 _AGAIN_S = 0.5
+_BETWEEN_ASSIGNMENTS_S = 1.5
+"""A group has no new assignment sooner than a second after the last one, by default."""
 _PASSING = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR)
 _groups = itertools.count(1)
 
@@ -233,6 +235,7 @@ def measure(node: Node, given: argparse.Namespace, figures: Figures) -> None:
             for title, in_pace in (("left, in pace", True), ("left, at once", False)):
                 group.is_in_pace = in_pace
                 for _ in range(given.leaves):
+                    time.sleep(_BETWEEN_ASSIGNMENTS_S)
                     epoch, began = group.epoch, time.perf_counter()
                     group.leave_one()
                     group.wait_stable(epoch)
