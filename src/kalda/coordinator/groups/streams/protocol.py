@@ -377,9 +377,10 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
             acceptable_recovery_lag=self._config.acceptable_recovery_lag(group_id),
         )
         has_other_tasks = member.assigned != old.assigned
-        owned, tasks = _owned(request), member.assigned.tasks
-        may_have_missed = owned is not None and owned != tasks
+        owned = _owned(request)
+        may_have_missed = owned is not None and owned != member.assigned.tasks
         if request.member_epoch == JOINING_EPOCH or has_other_tasks or may_have_missed:
+            tasks = member.assigned.tasks
             response.active_tasks, response.standby_tasks, response.warmup_tasks = (
                 _listed(each) for each in (tasks.active, tasks.standby, tasks.warmup)
             )
