@@ -157,6 +157,8 @@ class SharePartition:
         self._timers = timers
         self._now_ms = now_ms
         self._state_epoch = 0
+        self._archived: list[StateBatch] = []
+        """Records whose dead letters are written, before that is written of them."""
         self._timer: Timer | None = None
         """For the first lock that ends."""
         self._timer_at_ms = 0
@@ -467,17 +469,23 @@ class SharePartition:
             written.then(partial(self._archive, records))
 
     def _archive(self, records: DeadRecords, _: None, error: ApiError | None) -> None:
-        """The dead letters are written. Where the state that follows is lost, the next leader writes them again."""
+        """The dead letters are written. Many are at once, so the state that follows is written for all of them; where
+        that is lost, the next leader writes them again."""
         if error is not None or self.phase is not Phase.ACTIVE:
             return
-        archived = []
+        is_first = not self._archived
         for run in list(self.in_flight.overlapping(records.first_offset, records.last_offset)):
             if run.state is RecordState.ARCHIVING and run.former is None:
                 part = self.in_flight.cut(run, records.first_offset, records.last_offset)
                 part.archive()
-                archived.append(part.as_batch())
-        if archived:
-            self._write(archived).then(self._log_lost_write)
+                self._archived.append(part.as_batch())
+        if is_first and self._archived:
+            self._timers.call_soon(self._write_archived)
+
+    def _write_archived(self) -> None:
+        archived, self._archived = self._archived, []
+        if self.phase is Phase.ACTIVE:
+            self._write(sorted(archived)).then(self._log_lost_write)
             self._after_change()
 
     # -- time ----------------------------------------------------------------------------------------------------

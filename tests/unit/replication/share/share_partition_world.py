@@ -68,7 +68,8 @@ class HandPersister:
 class HandDeadLetters:
     """Letters that wait until a test says that they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, time: HandTime) -> None:
+        self._time = time
         self.begun: list[DeadRecords] = []
         self.waiting: list[tuple[Callable[[], bool], Pending[None]]] = []
 
@@ -79,10 +80,11 @@ class HandDeadLetters:
         return answer
 
     def acknowledge(self) -> None:
-        """All are written."""
+        """All are written, and what follows has happened."""
         waiting, self.waiting = self.waiting, []
         for _, answer in waiting:
             answer.complete(None)
+        self._time.advance(0)
 
 
 class PartitionWorld:
@@ -102,7 +104,7 @@ class PartitionWorld:
         self.end = end
         self.settings = ShareSettings(**settings)
         self.persister = HandPersister(StateRead(1, start, list(batches)))
-        self.dead_letters = HandDeadLetters()
+        self.dead_letters = HandDeadLetters(self.time)
         self.share = self.made()
 
     def made(self) -> SharePartition:
