@@ -40,7 +40,7 @@ def test_members_and_their_node_are_killed(tmp_path: Path, jars: Path, product: 
             return JavaMember(jars, kind, node.address, GROUPS[kind], TOPIC, *options)
 
         with RunningMembers([member(kind) for _ in range(2) for kind in GROUPS]) as members:
-            writer = Writer(node.address)
+            writer = Writer(node.address, {"delivery.timeout.ms": 300_000})  # a JVM may start for long
             writer.start()
             members.wait_progress("the start")
             for round_ in range(ROUNDS):
