@@ -123,9 +123,10 @@ class Charge:
 
         def fetch(context: RequestContext, request: FetchRequest) -> Any:
             if not is_follower(request):
-                # With more its client would be throttled for sure, again and again.
-                most_bytes = quotas.sensors_of(context.principal, context.client_id, now_ms()).most_at_once
+                context.free_use = sensors = quotas.sensors_of(context.principal, context.client_id, now_ms())
+                most_bytes = sensors.most_at_once
                 if most_bytes < request.max_bytes:
+                    # With more its client would be throttled for sure, again and again.
                     request.max_bytes = most_bytes
                     request.min_bytes = min(request.min_bytes, most_bytes)
             return handler(context, request)
@@ -177,9 +178,10 @@ class Charge:
                 self._set_throttle_time(response, pause_ms)
             return self._encode(correlation_id, response)
         buffers = self._encode(correlation_id, response)
-        size_bytes = self._added_bytes
-        for each in buffers:
-            size_bytes += len(each)
+        size_bytes = sum(map(len, buffers), self._added_bytes)
+        free_use = context.free_use
+        if free_use is not None and self.now_ns is None and free_use.take(size_bytes, self._now_ms()):
+            return buffers  # nearly all of them, in a tenth of the time of what follows
         if pause_ms := self._pause_ms(context, request, size_bytes):
             response = self._throttled(request, response)
             self._set_throttle_time(response, pause_ms)

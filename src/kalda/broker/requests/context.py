@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kalda.base.background import Steps
 from kalda.base.pending import Pending
+from kalda.base.samples import FreeUse
 from kalda.network.server.connection import Buffer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
@@ -29,7 +30,7 @@ class RequestContext(Caller):
     `forwarded_by` is that broker's principal.
     """
 
-    __slots__ = ("busy_ns", "connection", "forwarded_token", "frame", "header")
+    __slots__ = ("busy_ns", "connection", "forwarded_token", "frame", "free_use", "header")
 
     busy_ns: int
     """For how long the request has held the event loop; less the time of its clock while it holds it. Exists only where
@@ -52,6 +53,8 @@ class RequestContext(Caller):
         self.forwarded_by = None
         self.authorizer = authorizer
         self.charge = None
+        self.free_use: FreeUse | None = None
+        """The use of its quota by the client of a Fetch, where that is charged by its bytes."""
 
     def __str__(self) -> str:
         """As the log names the request."""
