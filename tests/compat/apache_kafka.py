@@ -10,9 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache, reduce
 from pathlib import Path
+from typing import Any, ClassVar
 
+import pyspark
 from lone_node import LoneNode
+from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JJavaError
 
 KAFKA = "4.3.1"
 PEER = Path(__file__).parents[2] / "bench" / "peer"
@@ -116,26 +121,86 @@ class SharedClasses:
             self._made.replace(self._archive)
 
 
+class _Exit:
+    """What Kafka's tools call to end their process."""
+
+    def __init__(self) -> None:
+        self.code = 0
+
+    def execute(self, code: int, message: str | None) -> None:
+        """The last step of a tool that has succeeded; what fails goes no further."""
+        if code:
+            self.code = self.code or code
+            raise RuntimeError(message)
+
+    class Java:
+        implements: ClassVar = ["org.apache.kafka.common.utils.Exit$Procedure"]
+
+
+class _Hooks:
+    """What Kafka's tools want to be done before their process ends."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def addShutdownHook(self, _name: str, hook: Any) -> None:  # noqa: N802 (as Java calls it)
+        self.all.append(hook)
+
+    class Java:
+        implements: ClassVar = ["org.apache.kafka.common.utils.Exit$ShutdownHookAdder"]
+
+
 class KafkaTools:
-    """Runs a tool to its end. The result is its output on both streams; a failure of the tool fails the test."""
+    """Runs a tool to its end. The result is its output on both streams; a failure of the tool fails the test.
+
+    All run in one JVM, one after the other: to start it and to load Kafka's classes takes longer than a tool."""
 
     def __init__(self, jars: Path) -> None:
-        self._jars = jars
-        self._classes = SharedClasses(jars, "tools", os.getpid())
-
-    def run(self, tool: str, *arguments: object, stdin: str | None = None) -> str:
-        done = subprocess.run(
-            [*java(self._jars, "256M", "ERROR", *self._classes.options), _CLASSES[tool], *map(str, arguments)],
-            input=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_TOOL_S,
-            check=False,
+        command = java(jars, "256M", "ERROR")
+        port = launch_gateway(
+            jarpath=str(next((Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar"))),
+            classpath=command[-1],
+            javaopts=command[1:-2],
+            die_on_exit=True,
         )
-        self._classes.keep()
-        assert done.returncode == 0, f"kafka-{tool} ended with {done.returncode}:\n{done.stdout}"
-        return done.stdout
+        self._gateway = gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, read_timeout=_TOOL_S),
+            callback_server_parameters=CallbackServerParameters(port=0, daemonize=True, daemonize_connections=True),
+        )
+        server = gateway.java_gateway_server
+        server.resetCallbackClient(
+            server.getCallbackClient().getAddress(), gateway.get_callback_server().get_listening_port()
+        )
+
+    def run(self, tool: str, *arguments: object, stdin: str = "") -> str:
+        jvm = self._gateway.jvm
+        exits = jvm.org.apache.kafka.common.utils.Exit
+        end, hooks, output = _Exit(), _Hooks(), jvm.java.io.ByteArrayOutputStream()
+        exits.setExitProcedure(end)
+        exits.setShutdownHookAdder(hooks)
+        printed = jvm.java.io.PrintStream(output, True)
+        jvm.System.setOut(printed)
+        jvm.System.setErr(printed)
+        jvm.System.setIn(jvm.java.io.ByteArrayInputStream(stdin.encode()))
+        given = self._gateway.new_array(jvm.String, len(arguments))
+        for index, argument in enumerate(arguments):
+            given[index] = str(argument)
+        try:
+            reduce(getattr, _CLASSES[tool].split("."), jvm).main(given)
+        except Py4JJavaError as error:
+            end.code = end.code or 1
+            printed.println(str(error))
+        for hook in hooks.all:
+            hook.run()
+        said = str(output.toString())
+        assert end.code == 0, f"kafka-{tool} ended with {end.code}:\n{said}"
+        return said
+
+
+@cache
+def tools_of(jars: Path) -> KafkaTools:
+    """Those of this process. Their JVM ends with it."""
+    return KafkaTools(jars)
 
 
 class ApacheKafkaNode(LoneNode):
@@ -152,7 +217,7 @@ class ApacheKafkaNode(LoneNode):
         """Kafka's own storage tool."""
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--standalone", *arguments]
         command += ["--release-version", release] if release is not None else []
-        KafkaTools(self._jars).run("storage", *command)
+        tools_of(self._jars).run("storage", *command)
 
     def command(self) -> list[str]:
         """The command that runs the node."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars, release_of
+from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars, release_of, tools_of
 from lone_node import LoneNode
 from same_answers import Asker, compare
 
@@ -46,7 +46,7 @@ def jars() -> Path:
 @pytest.fixture(scope="session")
 def kafka_tools(jars: Path) -> KafkaTools:
     """Apache Kafka's command-line tools."""
-    return KafkaTools(jars)
+    return tools_of(jars)
 
 
 @pytest.fixture(scope="session")

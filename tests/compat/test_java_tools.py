@@ -25,7 +25,7 @@ class Tools:
         self._tools = tools
         self._node = node
 
-    def __call__(self, tool: str, *arguments: object, stdin: str | None = None) -> str:
+    def __call__(self, tool: str, *arguments: object, stdin: str = "") -> str:
         at = ("--bootstrap-server", self._node.address)
         if tool == "cluster":  # its subcommands come first
             return self._tools.run(tool, *arguments, *at)
