@@ -149,8 +149,10 @@ def make_session(
     if master is not None:
         builder = builder.master(master)
     elif "SPARK_REMOTE" not in os.environ:
-        builder = builder.master(os.environ.get("SPARK_MASTER", _ALL_CORES))
-        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        given = os.environ.get("SPARK_MASTER", _ALL_CORES)
+        builder = builder.master(given)
+        if given.startswith("local"):  # the workers of a cluster connect to the driver
+            chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     needed = [one for one in dict.fromkeys(needs) if one in MODULES]
     packages = (settings or {}).get(_PACKAGES)
     if not _PROVIDED & os.environ.keys():

@@ -111,6 +111,15 @@ def test_java_and_the_workers_share_unix_sockets_unless_the_user_decides(builder
         assert dict(call.args for call in builder.config.call_args_list)[sockets] == expected
 
 
+def test_the_driver_listens_where_its_workers_are(builder: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a cluster are on other machines."""
+    for master, host in (("local[2]", "127.0.0.1"), ("spark://master:7077", None)):
+        monkeypatch.setenv("SPARK_MASTER", master)
+        builder.config.reset_mock()
+        session.make_session("pipeline")
+        assert dict(call.args for call in builder.config.call_args_list).get("spark.driver.host") == host
+
+
 def test_settings_that_the_user_has_chosen_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kalda.spark.register", lambda _: None)
     zone = "spark.sql.session.timeZone"
