@@ -1,8 +1,11 @@
-"""SIGKILL of a streaming job, of its Python worker and of each of three nodes in turn; the job continues from its
-checkpoint: row for row. Nodes are processes of their own, as `kalda cluster up` starts them.
+"""SIGKILL of a job's driver, Java, Python workers and nodes at random moments; the job is started again, and each row
+is there once, for readers that are not Spark.
 
-`KALDA_SPARK_ROUNDS` is the number of kills of each kind. Without it the tests are left out: a round takes a minute.
-`KALDA_SPARK_SEED` chooses other moments.
+`KALDA_SPARK_ROUNDS` is the number of kills of each kind of job. Without it the tests are left out: a round takes half a
+minute. `KALDA_SPARK_SEED` chooses other moments; no round begins after `KALDA_SPARK_SECONDS`.
+
+At each moment a table has what the changes before its commit's offsets give, no more and no less. A topic has no record
+twice, and none that the source has not; at the end it has all.
 """
 
 from __future__ import annotations
@@ -13,192 +16,266 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from deltalake import DeltaTable
+from changes_project import (
+    FLOWS,
+    LIGHT,
+    NAMES,
+    ROWS_A_BATCH,
+    Logged,
+    Project,
+    changes,
+    ends_of,
+    fill,
+    light_settings,
+    logged,
+    snapshot,
+)
+from jars import delta_jars
+from kills import Job, Nodes
 
-from kalda import Admin, Consumer, Producer
-from kalda.cli.local import layout as layouts
-from kalda.cli.local import starting
-from kalda.cli.local.process import NodeProcess, wait_until_ended
+from kalda import Admin, OffsetAndEpoch, TopicPartition
 from kalda.client.admin.topics import NewTopic
-from kalda.pipeline.generators.load import Lake
+from waiting import wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        "KALDA_SPARK_ROUNDS" not in os.environ, reason="takes minutes: set KALDA_SPARK_ROUNDS to the number of kills"
+    ),
+]
 JOB = Path(__file__).with_name("crashing_job.py")
 ROUNDS = int(os.environ.get("KALDA_SPARK_ROUNDS", "0"))
 SEED = int(os.environ.get("KALDA_SPARK_SEED", "7"))
-ROWS_A_ROUND = 10_000
+SECONDS = float(os.environ.get("KALDA_SPARK_SECONDS", "inf"))
+ROWS_A_ROUND = 450
+TARGETS = ["driver", "java", "machine", "worker", "worker", "node", "node"]
 
 
-class Nodes:
-    """Three nodes, each a broker and a controller."""
+class World:
+    """A cluster with the topic `in`, the job that reads it, and a second cluster for a mirror."""
 
-    def __init__(self, directory: Path) -> None:
-        self._layout = layouts.make(directory, 3, 3, host="127.0.0.1", rack="one", overrides={})
-        self._layout.save()
-        self.servers = self._layout.bootstrap_servers
+    def __init__(self, directory: Path, kinds: list[str], *, is_served: bool = False) -> None:
+        self.directory, self.kinds, self.is_served = directory, kinds, is_served
+        self.randomly = random.Random(SEED)
+        of_connector = kinds[0] in ("once", "plain", "foreach")
+        self.clusters = [Nodes(directory / "nodes", 3 if of_connector else 1)]
+        if kinds == ["mirror"]:
+            self.clusters.append(Nodes(directory / "others", 1))
+        self.servers = self.clusters[0].servers
+        self.filled = 0
+        self.job: Job | None = None
 
-    def start(self) -> None:
-        """Start those that are not running, and wait until all serve."""
-        starting.start_missing(self._layout, [])
-        starting.wait_until_all_serve(self._layout, 60, lambda _: None)
+    def start(self) -> Job:
+        for nodes in self.clusters:
+            nodes.start()
+        with Admin({"bootstrap.servers": self.servers}) as admin:
+            admin.create_topics([NewTopic("in", 3), NewTopic("out", 3)]).check()
+        if self.kinds == ["mirror"]:
+            self.job = self._mirror()
+        elif self.kinds[0] in FLOWS:
+            self.project = Project(self.directory / "project", self.servers, self.kinds)
+            command = ["serve", "--listen", "127.0.0.1:0"] if self.is_served else ["run", "--follow"]
+            self.job = self._job([*command, str(self.project.directory)], self.project.checkpoints, {})
+        else:
+            checkpoint = self.directory / "job"
+            command = [str(JOB), self.servers, str(checkpoint), self.kinds[0]]
+            self.job = Job(command, self.directory / "job.log", [checkpoint], {})
+        return self.job
 
-    def kill(self, *node_ids: int) -> None:
-        killed: list[NodeProcess] = []
-        for node_id in node_ids:
-            killed.append(starting.process_of(self._layout, self._layout.place(node_id)))
-            killed[-1].send(signal.SIGKILL)
-        assert not wait_until_ended(killed, 30)
+    def _job(self, command: list[str], checkpoints: list[Path], environment: dict[str, str]) -> Job:
+        command = ["-m", "kalda.cli.main", "pipeline", *command, *light_settings()]
+        return Job(command, self.directory / "job.log", checkpoints, {**LIGHT, **environment})
 
+    def _mirror(self) -> Job:
+        profiles, state = self.directory / "profiles.toml", self.directory / "mirror"
+        names = zip(("here", "there"), self.clusters, strict=True)
+        profiles.write_text("".join(f"[{name}]\nbootstrap.servers = {one.servers!r}\n" for name, one in names))
+        command = ["mirror", "in", "--follow", "--from", "here", "--to", "there", "--state"]
+        command += [str(state), "--rows-a-batch", str(ROWS_A_BATCH)]
+        return self._job(command, [state / "checkpoint"], {"KALDA_PROFILES": str(profiles)})
 
-class Job:
-    """A job that is started again whenever it has ended, from its checkpoint."""
+    def fill(self) -> None:
+        fill(self.servers, self.randomly, self.filled, ROWS_A_ROUND)
+        self.filled += ROWS_A_ROUND
 
-    def __init__(self, servers: str, checkpoint: Path, mode: str) -> None:
-        self._command = [sys.executable, str(JOB), servers, str(checkpoint), mode]
-        self._log = checkpoint.with_suffix(".log")
-        self.starts = 0
-        self.start()
+    def kill(self, what: str) -> None:
+        job, randomly = self.job, self.randomly
+        assert job is not None
+        if what == "node":
+            nodes = randomly.choice(self.clusters)
+            nodes.kill(randomly.choice(nodes.ids))
+            time.sleep(randomly.uniform(0, 3))
+            nodes.start()
+        elif what == "worker":
+            job.kill_worker(randomly)
+        elif job.is_running:
+            {"driver": job.kill_driver, "java": job.kill_java, "machine": job.kill}[what]()
+        if not job.is_running:
+            job.start()
 
-    def start(self) -> None:
-        self.starts += 1
-        with open(self._log, "a") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-            )
+    def judge(self, *, is_end: bool) -> None:
+        """What the outputs have now, or at the end."""
+        log = logged(self.servers, "in")
+        assert [each.at for each in changes(log)] == list(range(self.filled)), "the broker has lost or doubled records"
+        for kind in self.kinds:
+            {"mirror": self._judge_mirror, "foreach": self._judge_rows}.get(
+                kind, self._judge_table if kind in NAMES and kind != "sink" else self._judge_topic
+            )(log, kind, is_end)
 
-    def wait_for_batches(self, count: int) -> None:
-        """Until the job has reported so often; it reports once a second."""
-        while count:
-            assert self._process.stdout is not None
-            line = self._process.stdout.readline()
-            count -= line.startswith("batch")
-            if not line:
-                self.kill()
-                assert self.starts < 10 * ROUNDS + 10, self._log.read_text()[-5_000:]
-                self.start()
+    def _judge_table(self, log: Logged, kind: str, is_end: bool) -> None:
+        self.project.judge(log, kind, is_end=is_end)
 
-    def kill_worker(self, randomly: random.Random) -> None:
-        """One of the Python processes that run tasks, or the daemon that forks them."""
-        while True:
-            with suppress(psutil.NoSuchProcess):  # the job or the worker has just ended
-                family = psutil.Process(self._process.pid).children(recursive=True)
-                found = [each for each in family if any("pyspark.daemon" in part for part in _command(each))]
-                if found:
-                    randomly.choice(found).send_signal(signal.SIGKILL)
-                    return
-            self.wait_for_batches(1)
+    def _judge_topic(self, log: Logged, kind: str, is_end: bool) -> None:
+        found = Counter(each.value for records in logged(self.servers, "out").values() for each in records)
+        self._judge_values(log, found, kind, is_end)
 
-    def kill_driver(self) -> None:
-        """The driver alone: its Java ends by itself, while the job may run again already."""
-        self._process.kill()
-        self._process.wait()
+    def _judge_rows(self, log: Logged, kind: str, is_end: bool) -> None:
+        with sqlite3.connect(self.directory / "job.db") as database:
+            there = database.execute("select name from sqlite_master where name = 'rows'").fetchall()
+            rows = database.execute("select value from rows").fetchall() if there else []
+        self._judge_values(log, Counter(bytes(value) for (value,) in rows), kind, is_end)
 
-    def kill(self) -> None:
-        """As a machine that is switched off: the driver, its JVM and all workers."""
-        if self._process.poll() is not None:
-            return
-        driver = psutil.Process(self._process.pid)
-        family = [*driver.children(recursive=True), driver]
-        for each in family:
-            try:
-                each.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(family, timeout=30)
-        self._process.wait()
+    def _judge_values(self, log: Logged, found: Counter[bytes | None], kind: str, is_end: bool) -> None:
+        expected = Counter(each.value for records in log.values() for each in records)
+        assert found.keys() <= expected.keys()
+        assert kind == "plain" or found <= expected, [value for value, count in found.items() if count > 1][:5]
+        assert not is_end or found.keys() == expected.keys()
 
+    def _judge_mirror(self, log: Logged, kind: str, is_end: bool) -> None:
+        copies = logged(self.clusters[1].servers, "in") if self._is_mirrored() else {}
+        for partition, copied in copies.items():
+            known = [[(each.key, each.value, each.timestamp_ms, each.headers) for each in records]
+                     for records in (log[partition], copied)]  # fmt: skip
+            assert known[1] == (known[0] if is_end else known[0][: len(copied)]), partition
+        assert copies or not is_end
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
-
-
-def values(servers: str, topic: str) -> Counter[bytes]:
-    """The committed values of a topic."""
-    with Consumer({"bootstrap.servers": servers, "isolation.level": "read_committed"}) as consumer:
-        consumer.assign([(topic, each.partition) for each in consumer.partitions_for(topic).partitions])
-        consumer.seek_to_beginning()
-        ends = consumer.end_offsets()
-        found: Counter[bytes] = Counter()
-        while any(consumer.position(each) < ends[each] for each in consumer.assignment()):
-            found.update(one.value for one in consumer.poll(0.2, max_records=10_000))
-        return found
-
-
-def fill(servers: str, first: int, count: int) -> None:
-    with Producer({"bootstrap.servers": servers}) as producer:
-        for number in range(first, first + count):
-            producer.send("in", str(number).encode(), partition=number % 3)
+    def _is_mirrored(self) -> bool:
+        with Admin({"bootstrap.servers": self.clusters[1].servers}) as admin:
+            return "in" in admin.list_topics()
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    three = Nodes(tmp_path / "nodes")
-    try:
-        three.start()
-        with Admin({"bootstrap.servers": three.servers}) as admin:
-            admin.create_topics([NewTopic("in", 3), NewTopic("out", 3)]).check()
-        yield three
-    finally:
-        three.kill(1, 2, 3)
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    if not delta_jars():
+        pytest.skip("needs the jars of Delta, see KALDA_DELTA_JARS")
+    made: list[World] = []
+
+    def make(*kinds: str, is_served: bool = False) -> World:
+        made.append(World(tmp_path, list(kinds), is_served=is_served))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.job is not None:
+            each.job.kill()
+        for nodes in each.clusters:
+            nodes.kill(*nodes.ids)
 
 
-def stored(checkpoint: Path) -> Counter[bytes]:
-    """The rows that the mode `foreach` has written."""
-    with sqlite3.connect(f"{checkpoint}.db") as database:
-        return Counter(bytes(value) for (value,) in database.execute("select value from rows"))
+ALL = "append+scd1+scd2+sink"
 
 
-def loaded(checkpoint: Path) -> Counter[bytes]:
-    """The rows of the lake's table."""
-    table = Lake(checkpoint).table
-    if not (table / "_delta_log").exists():
-        return Counter()
-    return Counter(DeltaTable(table).to_pyarrow_table(columns=["value"])["value"].to_pylist())
+@pytest.mark.parametrize(
+    "kinds", ["append", "scd1", "scd2", "sink", "mirror", ALL, f"serve {ALL}", "once", "plain", "foreach"]
+)
+def test_every_row_whatever_is_killed(world: Callable[..., World], kinds: str) -> None:
+    """What is killed comes in a random order: workers and nodes twice as often, since no session starts after these.
+    Every fourth kill comes while the job starts, or soon after the last one. `append+scd1+scd2+sink` is one project
+    with four flows, so that each kill is one of each; `serve` has it in the service."""
+    here = world(*kinds.removeprefix("serve ").split("+"), is_served=kinds.startswith("serve "))
+    job, randomly, began_s = here.start(), here.randomly, time.monotonic()
+    targets: list[str] = []
+    for number in range(ROUNDS):
+        if time.monotonic() - began_s > SECONDS:
+            break
+        targets = targets or randomly.sample(TARGETS, len(TARGETS))
+        here.fill()
+        if number % 4 != 3:
+            job.wait_for_batches(1, ends_of(here.servers, "in"))
+        time.sleep(randomly.uniform(0, 4))
+        what = targets.pop()
+        here.kill(what)
+        here.judge(is_end=False)
+        print(f"{time.monotonic() - began_s:4.0f} s  round {number + 1}: {what} killed, {here.filled} rows", flush=True)
+    job.wait_for_batches(1_000_000, ends_of(here.servers, "in"))
+    here.judge(is_end=True)
+    if kinds == "mirror":
+        judge_offsets(here)
 
 
-@pytest.mark.skipif(not ROUNDS, reason="takes minutes: set KALDA_SPARK_ROUNDS to the number of kills of each kind")
-@pytest.mark.parametrize("mode", ["once", "plain", "foreach", "load"])
-def test_every_row_whatever_is_killed(nodes: Nodes, tmp_path: Path, mode: str) -> None:
-    """The driver, a worker and a node are killed in turn, at a random moment of a batch. Each row is there once; with
-    the plain sink at least once."""
-    randomly = random.Random(SEED)
-    servers, checkpoint, total = nodes.servers, tmp_path / "job", 0
-    outcome: Callable[[], Counter[bytes]] = {
-        "foreach": lambda: stored(checkpoint),
-        "load": lambda: loaded(checkpoint),
-    }.get(mode, lambda: values(servers, "out"))
-    job = Job(servers, checkpoint, mode)
-    try:
-        for number in range(3 * ROUNDS):
-            fill(servers, total, ROWS_A_ROUND)
-            total += ROWS_A_ROUND
-            job.wait_for_batches(randomly.randrange(1, 3))
-            if number % 3 == 0:
-                (job.kill if randomly.randrange(2) else job.kill_driver)()
-                job.start()
-            elif number % 3 == 1:
-                job.kill_worker(randomly)
-            else:
-                node = 1 + (SEED + number // 3) % 3
-                nodes.kill(node)
-                nodes.start()
-        for _ in range(120):
-            job.wait_for_batches(1)
-            found = outcome()
-            if len(found) >= total:
-                break
-        assert found.keys() == values(servers, "in").keys()
-        assert len(found) == total
-        assert mode == "plain" or found == values(servers, "in")
-    finally:
-        job.kill()
+def test_a_redrive_whatever_is_killed(world: Callable[..., World]) -> None:
+    """Each row of the quarantine gets another value once, however often the command is killed while it gives rows
+    again."""
+    here = world("ruled")
+    job, began_s = here.start(), time.monotonic()
+    here.fill()
+    job.wait_for_batches(1_000_000, ends_of(here.servers, "in"))
+    job.kill()
+    assert rows_of(here, "ruled__quarantine")
+    command = [sys.executable, "-m", "kalda.cli.main", "pipeline", "redrive", "ruled", "--set", "v=v+1"]
+    command += ["--project", str(here.project.directory), *light_settings()]
+    log = here.directory / "redrive.log"
+    for number in range(ROUNDS + 1):
+        is_last = number == ROUNDS or time.monotonic() - began_s > SECONDS
+        where = "true" if is_last else f"value.k % {max(2, ROUNDS)} = {number}"
+        with log.open("ab") as file:
+            process = subprocess.Popen([*command, "--where", where], stdout=file, stderr=file, env=LIGHT | os.environ)
+        if is_last:
+            assert process.wait(300) == 0, log.read_text()[-3_000:]
+            break
+        kill_at_work(process, here.project.state / "redrive", here.randomly)
+        stays = len(rows_of(here, "ruled__quarantine"))
+        print(f"{time.monotonic() - began_s:4.0f} s  round {number + 1}: killed, {stays} rows stay", flush=True)
+    assert rows_of(here, "ruled__quarantine") == []
+    expected = [
+        each if each.v % 2 == 0 else each._replace(v=each.v + 1) for each in changes(logged(here.servers, "in"))
+    ]
+    assert rows_of(here, "ruled", "partition", "offset", "k", "v", "at", "gone") == sorted(map(tuple, expected))
+
+
+def kill_at_work(process: subprocess.Popen[bytes], work: Path, randomly: random.Random) -> None:
+    """The driver, or it and its Java, at a random moment after rows are decided on; of four times once at any moment,
+    at which it may still do what the last one has decided."""
+    known = set(work.glob("*"))
+    if randomly.randrange(4):
+        wait_until(lambda: process.poll() is not None or set(work.glob("*")) - known, "rows are decided on", 200)
+        time.sleep(randomly.uniform(0, 5))
+    else:
+        time.sleep(randomly.uniform(5, 40))
+    family = [psutil.Process(process.pid)]
+    with suppress(psutil.NoSuchProcess):
+        family += family[0].children(recursive=True)
+    for each in family[: randomly.choice([1, len(family)])]:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
+def rows_of(world: World, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    found = snapshot(world.project.table(table))
+    assert found is not None
+    return found.rows(*columns or ("flow", "batch", "row"))
+
+
+def judge_offsets(world: World) -> None:
+    """Offsets of a group, after all kills, are those of the same record of the copy."""
+    partition, log = TopicPartition("in", 0), logged(world.servers, "in")
+    middle = len(log[partition]) // 2
+    with Admin({"bootstrap.servers": world.servers}) as admin:
+        offset = log[partition][middle].offset
+        admin.alter_group_offsets("readers", {partition: OffsetAndEpoch(offset, -1, "")}).check()
+    assert world.job is not None
+    assert world.job.end() in (0, 128 + signal.SIGTERM), world.job.last_lines()
+    with Admin({"bootstrap.servers": world.clusters[1].servers}) as admin:
+        there = admin.list_group_offsets("readers").value(partition).offset
+    copies = [each for each in logged(world.clusters[1].servers, "in")[partition] if each.offset >= there]
+    assert copies[0].value == log[partition][middle].value

@@ -10,16 +10,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from changes_project import LIGHT, Project, ends_of, fill, light_settings, logged
+from jars import delta_jars
+from kills import Job
 
 from kalda import Consumer, Producer
 from kalda.testing import Cluster
@@ -65,9 +68,15 @@ def run(cluster: Cluster, directory: Path, python: str = sys.executable, **setti
     return found
 
 
+class Standalone(NamedTuple):
+    url: str
+    workers: list[subprocess.Popen[bytes]]
+    """Their executors end when they do."""
+
+
 @contextmanager
-def standalone(directory: Path) -> Iterator[str]:
-    """A Spark cluster of a master and two workers with a core each, in processes on loopback; yields its URL."""
+def standalone(directory: Path) -> Iterator[Standalone]:
+    """A Spark cluster of a master and two workers with a core each, in processes on loopback."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -80,7 +89,7 @@ def standalone(directory: Path) -> Iterator[str]:
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(SOURCES)}
     with ExitStack() as stack:
 
-        def start(name: str, arguments: list[str]) -> Path:
+        def start(name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
             log = directory / f"{name}.log"
             command = [
                 str(home / "bin" / "spark-class"),
@@ -91,14 +100,16 @@ def standalone(directory: Path) -> Iterator[str]:
                     command + arguments[1:], stdout=file, stderr=file, env=environment, start_new_session=True
                 )
             stack.callback(process.wait)
-            stack.callback(os.killpg, process.pid, signal.SIGTERM)
-            return log
+            stack.callback(process.terminate)
+            return process
 
-        wait_for(start("master", master), "I have been elected leader")
-        logs = [start(f"worker-{n}", [*worker, "-d", str(directory / f"worker-{n}"), url]) for n in (1, 2)]
-        for log in logs:
-            wait_for(log, "Successfully registered with master")
-        yield url
+        start("master", master)
+        wait_for(directory / "master.log", "I have been elected leader")
+        names = ("worker-1", "worker-2")
+        workers = [start(name, [*worker, "-d", str(directory / name), url]) for name in names]
+        for name in names:
+            wait_for(directory / f"{name}.log", "Successfully registered with master")
+        yield Standalone(url, workers)
 
 
 def wait_for(log: Path, words: str) -> None:
@@ -106,9 +117,38 @@ def wait_for(log: Path, words: str) -> None:
 
 
 def test_a_standalone_cluster_with_two_workers(tmp_path: Path) -> None:
-    with filled() as cluster, standalone(tmp_path) as url:
-        found = run(cluster, tmp_path, master=url, spark={"spark.executor.memory": "512m"})
+    with filled() as cluster, standalone(tmp_path) as spark:
+        found = run(cluster, tmp_path, master=spark.url, spark={"spark.executor.memory": "512m"})
     assert found["directories"] == 2  # both workers have read
+
+
+def test_a_project_on_a_standalone_cluster(tmp_path: Path) -> None:
+    """Appended rows and changes of type 1, with executors on both workers, one of which is killed in between."""
+    if not delta_jars():
+        pytest.skip("needs the jars of Delta, see KALDA_DELTA_JARS")
+    randomly, kinds = random.Random(7), ("append", "scd1")
+    with Cluster() as cluster, standalone(tmp_path) as spark:
+        servers = cluster.bootstrap_servers
+        cluster.create_topic("in", partitions=3)
+        project = Project(tmp_path / "project", servers, kinds)
+        command = ["-m", "kalda.cli.main", "pipeline", "run", str(project.directory), "--follow", *light_settings()]
+        for setting in ("spark.executor.memory=512m", "spark.driver.host=127.0.0.1"):
+            command += ["--spark", setting]
+        job = Job(command, tmp_path / "job.log", project.checkpoints, {**LIGHT, "SPARK_MASTER": spark.url})
+        try:
+            fill(servers, randomly, 0, 600)
+            job.wait_for_batches(1, ends_of(servers, "in"))
+            assert [len(list(tmp_path.glob(f"worker-{n}/app-*/*/stderr"))) for n in (1, 2)] == [1, 1]
+            fill(servers, randomly, 600, 600)
+            spark.workers[0].kill()
+            for kind in kinds:
+                project.judge(logged(servers, "in"), kind, is_end=False)
+            job.wait_for_batches(1_000_000, ends_of(servers, "in"))
+            for kind in kinds:
+                project.judge(logged(servers, "in"), kind, is_end=True)
+            assert job.starts == 1
+        finally:
+            job.kill()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pip install 'pyspark[connect]'")
