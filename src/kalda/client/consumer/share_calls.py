@@ -246,7 +246,7 @@ def _decoded(
     taken: list[TakenColumns], *, is_exact: bool
 ) -> tuple[pa.RecordBatch | None, Exception | None, list[tuple[Any, list[tuple[int, int]], list[Run]]]]:
     """The rows, what has failed, and of each source which offsets are returned and which are not. `is_exact`: offsets
-    without a record are told from those with one, since the application acknowledges each row."""
+    without a record are kept apart from those with one, since the application acknowledges each row."""
     from kalda.client.consumer.columns import to_one_batch
 
     decoded = to_one_batch([each.taken for each in taken])
