@@ -287,3 +287,12 @@ def test_an_exception_of_spark_says_what_caused_it() -> None:
     assert first_line(Captured("[STREAM_FAILED] Task failed.", Captured("Task failed", failed))) == (
         "[STREAM_FAILED] Task failed: java.io.IOException: No space left on device"
     )
+
+
+def test_what_a_store_has_answered_is_said_with_its_status() -> None:
+    text = (
+        "An error occurred while calling o1.load.\n: java.nio.file.AccessDeniedException: s3a://lake/t: getFileStatus "
+        "on s3a://lake/t: software.amazon.awssdk.services.s3.model.S3Exception: Forbidden (Service: S3, Status Code: "
+        "403, Request ID: null):null\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:289)"
+    )
+    assert first_line(RuntimeError(text)) == "s3a://lake/t: getFileStatus on s3a://lake/t: Forbidden (HTTP 403)"
