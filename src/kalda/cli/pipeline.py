@@ -123,6 +123,11 @@ def _failures() -> Iterator[None]:
             raise
         raise Failure(f"projects run on PySpark 4.1 and 4.2 ({error}): pip install 'kalda[pipeline]'") from error
     except Exception as error:
+        first: BaseException | None = error  # without Java, what cleans up fails too
+        while first is not None and not isinstance(first, PipelineError):
+            first = first.__context__
+        if first is not None:
+            raise Failure(str(first)) from error
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
         raise Failure(_noted(f"Spark: {first_line(error)}", error)) from error

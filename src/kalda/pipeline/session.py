@@ -197,6 +197,18 @@ def prepare(spark: SparkSession, chosen: Collection[str] | None = None) -> None:
             spark.conf.set(name, value)
 
 
+def refuse_ended(spark: SparkSession) -> None:
+    """Raises `PipelineError` where the session's Java has ended: nothing that is tried again would be better."""
+    if getattr(spark, "_jvm", None) is None:  # of Spark Connect
+        return
+    try:
+        is_ended = bool(spark.sparkContext._jsc.sc().isStopped())
+    except Exception:  # whatever py4j raises where nobody answers
+        is_ended = True
+    if is_ended:
+        raise PipelineError("Spark's Java has ended, and with it all flows: start the command again")
+
+
 def refuse_options(given: Iterable[str], own: Mapping[str, str]) -> None:
     """Raises `PipelineError` where an option of the source is given that a pipeline sets itself: it would have no
     effect. `own`: such options, and what to use instead."""

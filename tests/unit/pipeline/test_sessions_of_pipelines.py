@@ -17,12 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from kalda.cli.commands import cli
-from kalda.cli.pipeline import log_without_py4j, pipeline
+from kalda.cli.common.failures import Failure
+from kalda.cli.pipeline import _failures, log_without_py4j, pipeline
 from kalda.pipeline import session
 from kalda.pipeline.engine.engine import RunResult
 from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.generators.load import Lake, Load, LoadSettings
-from kalda.pipeline.session import first_line, packages_of
+from kalda.pipeline.session import first_line, packages_of, refuse_ended
 
 
 @pytest.mark.parametrize(
@@ -296,3 +297,22 @@ def test_what_a_store_has_answered_is_said_with_its_status() -> None:
         "403, Request ID: null):null\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:289)"
     )
     assert first_line(RuntimeError(text)) == "s3a://lake/t: getFileStatus on s3a://lake/t: Forbidden (HTTP 403)"
+
+
+def test_java_that_has_ended_is_one_sentence() -> None:
+    """Also where what cleans up behind it fails, since it needs Java too. A session of Spark Connect has none here."""
+    spark = MagicMock()
+    spark.sparkContext._jsc.sc().isStopped.return_value = False
+    refuse_ended(spark)
+    refuse_ended(SimpleNamespace())  # type: ignore[arg-type]
+    spark.sparkContext._jsc.sc.side_effect = ConnectionRefusedError  # as py4j raises it
+
+    def command() -> None:
+        with _failures():
+            try:
+                refuse_ended(spark)
+            finally:
+                spark.sparkContext._jsc.sc()
+
+    with pytest.raises(Failure, match=r"^Spark's Java has ended, and with it all flows: start the command again$"):
+        command()

@@ -45,7 +45,7 @@ from kalda.pipeline.engine.checkpoints import Checkpoint
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.runs import Backoff, FlowReport, FlowState, is_final
 from kalda.pipeline.files import locked, read_state, replace_text
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.session import PipelineError, first_line, refuse_ended
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.spark import offset_ranges
 from kalda.spark.options import CONNECTION
@@ -265,6 +265,7 @@ class Mirror:
                     raise self._error or error
                 report.state = FlowState.STOPPED if stopped.is_set() else FlowState.DONE
             except Exception as error:
+                refuse_ended(spark)
                 report.error = first_line(error)
                 pause_s = None if is_final(error) else backoff.pause_s(progress.batches)
                 report.state = FlowState.FAILED if pause_s is None else FlowState.RESTARTING

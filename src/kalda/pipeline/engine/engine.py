@@ -41,7 +41,7 @@ from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_defin
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
 from kalda.pipeline.projects.specification import CATALOGS, DELETED, QUARANTINE, Specification
 from kalda.pipeline.projects.statements import ChangeFlow
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.session import PipelineError, first_line, refuse_ended
 from kalda.pipeline.stores import CONNECTION
 from kalda.pipeline.tables.changes import Changes
 from kalda.pipeline.tables.contracts import CONTRACT, check_contract, difference, fit, holds, nullable, with_rescued
@@ -159,6 +159,7 @@ class FlowRun(ABC):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        refuse_ended(self._engine.spark)
         self.report.error = first_line(error)
         pause_s = None if is_final(error) else self.backoff.pause_s(self.report.batches)
         if pause_s is None:
@@ -527,7 +528,10 @@ class Engine:
         finally:
             for each in self.runs:
                 if not each.report.state.is_final:
-                    each.stop()
+                    try:
+                        each.stop()
+                    except Exception as error:  # the others are stopped all the same
+                        each.report.state, each.report.error = FlowState.STOPPED, first_line(error)
             self.threads.shutdown(wait=True, cancel_futures=True)
             self.upkeep.close()
             see(at_once=True)

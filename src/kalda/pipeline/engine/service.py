@@ -32,7 +32,7 @@ from kalda.network.server.http import Page
 from kalda.pipeline.engine.engine import RunOptions, run_project, running_alone
 from kalda.pipeline.engine.metrics import HttpThread, metrics_page, values_of
 from kalda.pipeline.engine.query import StopEvent
-from kalda.pipeline.session import PipelineError, first_line, prepare
+from kalda.pipeline.session import PipelineError, first_line, prepare, refuse_ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -230,8 +230,7 @@ class Service:
             stack.callback(self._end)
             show(http.port)
             while not stopped.wait(_POLL_S):
-                if self._spark.sparkContext._jsc.sc().isStopped():
-                    raise PipelineError("Spark has ended, and with it all flows: start the service again")
+                refuse_ended(self._spark)
 
     def _end(self) -> None:
         for each in self.projects.values():
