@@ -387,6 +387,14 @@ def test_rows_are_given_again_once_whatever_is_killed(project: Project, spark: A
         @dp.table
         @expect_or_drop("a total", "total > 0")
         def orders():
+            return arriving()
+
+        @dp.append_flow(target="orders", name="others")
+        @expect_or_drop("a total", "total > 0")
+        def flow():
+            return arriving()
+
+        def arriving():
             columns = "customer string, total int, at timestamp"
             return spark.readStream.schema(columns).json({str(project.directory / "in")!r})
         """
@@ -396,6 +404,8 @@ def test_rows_are_given_again_once_whatever_is_killed(project: Project, spark: A
     frame = spark.sql(f"SELECT * FROM VALUES {values} AS t (customer, total, at)")
     bad = judge(frame, rules, None, "orders", 3).bad
     assert bad is not None
+    of_others = judge(frame.where("customer = 'd'").withColumn("customer", f.lit("e")), rules, None, "others", 3).bad
+    assert of_others is not None
     with Tables(spark, project.specification) as tables:
         tables.append(bad, "default.orders__quarantine", Batch("orders", "app", 3))
 
@@ -425,9 +435,11 @@ def test_rows_are_given_again_once_whatever_is_killed(project: Project, spark: A
     with killed_in(Tables, "replace", after=True):  # while it finishes the work before
         redrive("value.customer = 'b'")
     assert len(project.rows("orders__quarantine")) == 3
-    assert redrive("reasons[0] = 'a total' AND batch = 3") == {"orders": (2, 1)}
+    with Tables(spark, project.specification) as tables:
+        tables.append(of_others, "default.orders__quarantine", Batch("others", "another app", 3))
+    assert redrive("reasons[0] = 'a total' AND batch = 3") == {"orders": (2, 1), "others": (1, 0)}
     micro = datetime(1970, 1, 1, microsecond=1, tzinfo=UTC)
-    assert project.rows("orders") == [("a", 1, micro), ("b", 2, None), ("d", 4, None)]
+    assert project.rows("orders") == [("a", 1, micro), ("b", 2, None), ("d", 4, None), ("e", 4, None)]
     ((flow, batch, row),) = project.rows("orders__quarantine", "flow", "batch", "row")
     assert (flow, batch, row) == ("orders", 3, '{"customer":"c","total":0}')
     assert not (project.specification.state / "redrive.json").exists()

@@ -147,7 +147,7 @@ class Redrive:
         begun = read_state(self._file, {"id": str, "quarantine": str, "flows": dict})
         if begun is None:
             return
-        batch = Batch("redrive", f"kalda-redrive-{begun['id']}", 0)
+        identity = f"kalda-redrive-{begun['id']}"
         quarantine: str = begun["quarantine"]
         stays = self._tables.read(quarantine).where(~f.col("flow").isin(list(begun["flows"])))
         for flow, folder in sorted(begun["flows"].items()):
@@ -155,8 +155,9 @@ class Redrive:
             if write is None:
                 raise PipelineError(_ABSENT.format(flow))
             rows = self._read(self._place / begun["id"] / folder)
-            write(rows.where(_GOOD).drop(_ROW, _GOOD), batch)
+            # Of its own for each flow: another one may write to the same table.
+            write(rows.where(_GOOD).drop(_ROW, _GOOD), Batch("redrive", f"{identity}-{folder}", 0))
             stays = stays.unionByName(rows.where(~f.col(_GOOD)).select(f"{_ROW}.*"))
-        self._tables.replace(stays, quarantine, batch)
+        self._tables.replace(stays, quarantine, Batch("redrive", identity, 0))
         self._file.unlink()
         remove_tree(self._place)
