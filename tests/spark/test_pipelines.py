@@ -21,6 +21,7 @@ import duckdb
 import psutil
 import pytest
 from deltalake import DeltaTable
+from quick_spark import SETTINGS
 from topics import append
 
 from kalda import Admin, Consumer, Producer
@@ -482,6 +483,7 @@ def test_a_load_that_is_killed_continues_row_for_row(
         sys.executable, "-m", "kalda.cli.main", "pipeline", "load", "killed", "--to", str(lake.path),
         "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "1500",
         "--spark", "spark.master=local[2]", "--foreground",
+        *(part for name, value in SETTINGS.items() for part in ("--spark", f"{name}={value}")),
     ]  # fmt: skip
     for number in range(ROUNDS):
         send(12_000 * number, 12_000 * (number + 1))
