@@ -1,11 +1,7 @@
-"""Apache Kafka's own tools of transactions, with its Java clients, against Kalda and against Apache Kafka.
-
-They start ten JVMs for each system, so they run where `KALDA_JAVA_TRANSACTIONS` is set.
-"""
+"""Apache Kafka's own tools of transactions, with its Java clients, against Kalda and against Apache Kafka."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +12,7 @@ from apache_kafka import ApacheKafkaNode, KafkaTools
 from lone_node import LoneNode
 from transactional_clients import made, producer_of, visible, waited_for
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.skipif(
-        "KALDA_JAVA_TRANSACTIONS" not in os.environ, reason="takes a minute of JVMs: set KALDA_JAVA_TRANSACTIONS=1"
-    ),
-]
+pytestmark = pytest.mark.compat
 
 RECORDS = 600
 
