@@ -219,8 +219,9 @@ def measure(node: Node, given: argparse.Namespace, figures: Figures) -> None:
         figures.add(Figure(title, unit, less_is_better=True), node.name, value)
         print(f"{node.name}: {title}: {value:.3f} {unit}", file=sys.stderr)
 
+    time.sleep(given.seconds / 2)  # the work that follows the creation of topics ends
     before, began = node.cpu_s(), time.perf_counter()
-    time.sleep(given.seconds / 4)
+    time.sleep(given.seconds / 2)
     idle = (node.cpu_s() - before) / (time.perf_counter() - began)
     with watched(node.port) as longest:
         began = time.perf_counter()
