@@ -86,10 +86,8 @@ class JdbcTable:
         if missing:
             raise PipelineError(f"{self._place}: the rows have no key {missing[0]}; they have {', '.join(names)}")
         with self._connection() as connection:
-            if not connection.has_table(self._table):
-                self._append(frame.limit(0), self._table)
-                if keys:
-                    connection.add_key(self._table, keys)
+            if connection.make(self._table, lambda: self._append(frame.limit(0), self._table)) and keys:
+                connection.add_key(self._table, keys)
             if connection.last_batch(batches, batch.app) >= batch.number:
                 return
             connection.make_aside(aside, self._table, names)
@@ -169,6 +167,20 @@ class _Connection:
             return False
         return True
 
+    def make(self, table: str, make: Callable[[], None]) -> bool:
+        """Whether `make` made the table: it may have been there, or another flow was faster."""
+        if self.has_table(table):
+            return False
+        try:
+            make()
+            self.commit()
+        except Exception:  # py4j's or PySpark's, with a code of the database's own
+            self._java.rollback()
+            if not self.has_table(table):
+                raise
+            return False
+        return True
+
     def add_key(self, table: str, keys: Sequence[str]) -> None:
         """To a table that was made just now."""
         self.execute(f"ALTER TABLE {table} ADD PRIMARY KEY ({self._list(keys)})")
@@ -176,9 +188,8 @@ class _Connection:
 
     def last_batch(self, batches: str, app: str) -> int:
         """-1 where there is none; the flow then has a row."""
-        if not self.has_table(batches):
-            self.execute(f"CREATE TABLE {batches} (app VARCHAR(100) NOT NULL PRIMARY KEY, batch BIGINT NOT NULL)")
-            self.commit()
+        columns = "app VARCHAR(100) NOT NULL PRIMARY KEY, batch BIGINT NOT NULL"
+        self.make(batches, lambda: self.execute(f"CREATE TABLE {batches} ({columns})"))
         found = self._batch(f"SELECT batch FROM {batches} WHERE app = {_text(app)}")
         if found is None:
             self.execute(f"INSERT INTO {batches} (app, batch) VALUES ({_text(app)}, -1)")
