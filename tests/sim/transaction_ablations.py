@@ -109,9 +109,9 @@ def _end_for_any_epoch(switch: Switch) -> None:
 
 def _commit_offsets_of_any_member(switch: Switch) -> None:
     """A member that was removed, or is of an earlier generation, commits within its transaction all the same."""
-    from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+    from kalda.coordinator.groups.offset_requests import OffsetRequests
 
-    switch.set(GroupCoordinator, "_check_commit_in_transaction", staticmethod(lambda *_: None))
+    switch.set(OffsetRequests, "_check_commit_in_transaction", staticmethod(lambda *_: None))
 
 
 _CALM = TransactionPlan(0, kinds=(), duration_s=8.0)
