@@ -48,6 +48,8 @@ _NEWER = {
     "errors.deadletterqueue.topic.name",
     "errors.deadletterqueue.topic.name.prefix",
     "max.decompressed.message.bytes",
+    "remote.copy.lag.bytes",
+    "remote.copy.lag.ms",
     "streams.assignor.name",
     "streams.rack.aware.assignment.tags",
 }

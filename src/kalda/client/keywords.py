@@ -54,6 +54,8 @@ class ClientKeywords(TypedDict, total=False):
     sasl_login_retry_backoff_max_ms: int | str | None
     sasl_login_retry_backoff_ms: int | str | None
     sasl_mechanism: str | None
+    sasl_oauthbearer_allow_unverified_audience: bool | str | None
+    sasl_oauthbearer_allow_unverified_issuer: bool | str | None
     sasl_oauthbearer_assertion_algorithm: str | None
     sasl_oauthbearer_assertion_claim_aud: str | None
     sasl_oauthbearer_assertion_claim_exp_seconds: int | str | None
