@@ -188,10 +188,12 @@ def snapshot(path: Path) -> Snapshot | None:
     if not (path / "_delta_log" / f"{0:020}.json").exists():
         return None
     table = DeltaTable(path)
-    for version in range(table.version(), -1, -1):  # a merge of small files has no offsets
+    for version in range(
+        table.version(), -1, -1
+    ):  # a merge of small files has no offsets, a change of schema a sentence
         for line in (path / "_delta_log" / f"{version:020}.json").read_text().splitlines():
             text = json.loads(line).get("commitInfo", {}).get("userMetadata")
-            if text and (sources := json.loads(text).get("offsets")):
+            if text and text.startswith("{") and (sources := json.loads(text).get("offsets")):
                 return Snapshot({key: end for each in sources for key, end in offsets_of(each).items()}, table)
     return Snapshot({}, table)
 

@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from kalda.network.free_ports import free_ports
 from waiting import wait_until
 
@@ -83,11 +85,14 @@ class Postgres:
         wait_until(lambda: self._psql("SELECT 1").returncode == 0, "PostgreSQL answers")
 
     def kill(self) -> None:
-        """SIGKILL of its first process; the others end by themselves."""
-        number = int((self._home / "data" / "postmaster.pid").read_text().split("\n")[0])
-        os.kill(number, 9)
+        """SIGKILL of its first process. The others end by themselves, and are waited for: until then it cannot start
+        again."""
+        first = psutil.Process(int((self._home / "data" / "postmaster.pid").read_text().split("\n")[0]))
+        others = first.children(recursive=True)
+        first.kill()
         assert self._server is not None
         self._server.wait()
+        assert not psutil.wait_procs(others, timeout=60)[1]
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
