@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka_golden import message_classes
+from peak_memory import measuring_process, peak_bytes
 from random_messages import random_message, smallest_messages
 
 from kalda.base.errors import InvalidRequest
@@ -119,50 +120,37 @@ def test_random_records(raw: bytes, kind: int) -> None:
             continue
 
 
-def peak_bytes(cls: type[Message], raw: bytes, version: int) -> int:
-    """The peak of memory while the bytes are decoded or refused: the least of three measurements. Memory is traced for
-    all threads, so a thread that waits for the interpreter's lock does not get it while this one decodes."""
-    decodes_or_refuses(cls, b"", version)
-    buffer = memoryview(bytearray(raw))
-    peaks = []
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(0.2)
-    try:
-        for _ in range(3):
-            tracemalloc.start()
-            try:
-                message = codec.decode(cls, buffer, version)
-            except InvalidRequest:
-                message = None
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-            del message
-    finally:
-        sys.setswitchinterval(interval_s)
-    return min(peaks)
+@pytest.fixture(scope="module")
+def measuring() -> Iterator[ProcessPoolExecutor]:
+    with measuring_process() as pool:
+        yield pool
+
+
+def assert_small(pool: ProcessPoolExecutor, cls: type[Message], version: int, raws: list[bytes]) -> None:
+    """Each decodes or is refused with a small multiple of its size in memory."""
+    for raw, peak in zip(raws, pool.submit(peak_bytes, cls, version, raws).result(), strict=True):
+        assert peak <= LARGEST_MULTIPLE * len(raw) + FIXED_BYTES, (version, raw)
 
 
 @pytest.mark.parametrize("name", sorted(message_classes()))
-def test_memory_of_the_smallest_elements(name: str) -> None:
+def test_memory_of_the_smallest_elements(name: str, measuring: ProcessPoolExecutor) -> None:
     """Arrays of the smallest elements take the most memory for their bytes: still a small multiple."""
     cls = message_classes()[name]
     versions = supported_versions(cls)
     for version in {versions[0], versions[-1]}:
-        for message in smallest_messages(cls, version, 200):
-            raw = codec.encode(message, version)
-            assert peak_bytes(cls, raw, version) <= LARGEST_MULTIPLE * len(raw) + FIXED_BYTES, version
+        raws = [codec.encode(message, version) for message in smallest_messages(cls, version, 200)]
+        assert_small(measuring, cls, version, raws)
 
 
 @pytest.mark.parametrize("name", sorted(message_classes()))
-def test_memory_of_announced_counts_and_lengths(name: str) -> None:
+def test_memory_of_announced_counts_and_lengths(name: str, measuring: ProcessPoolExecutor) -> None:
     """No memory is allocated for a size that exceeds the bytes: huge counts and lengths at many places of a message."""
     cls = message_classes()[name]
     version = supported_versions(cls)[-1]
     raw = codec.encode(random_message(Random(name), cls, version), version)
-    for piece in (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f"):
-        for at in range(0, min(len(raw), 120), 3):
-            hostile = raw[:at] + piece + raw[at + 4 :]
-            assert peak_bytes(cls, hostile, version) <= LARGEST_MULTIPLE * len(hostile) + FIXED_BYTES, at
+    pieces = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f")
+    places = range(0, min(len(raw), 120), 3)
+    assert_small(measuring, cls, version, [raw[:at] + piece + raw[at + 4 :] for piece in pieces for at in places])
 
 
 def nested_quotas(outer: int, inner: int) -> bytes:
@@ -203,9 +191,9 @@ def test_tagged_fields_are_bounded() -> None:
             codec.decode(ApiVersionsRequest, head + bad, 3)
 
 
-def test_short_frames_with_huge_counts() -> None:
+def test_short_frames_with_huge_counts(measuring: ProcessPoolExecutor) -> None:
     """Seventy bytes in which every count and length is about two billion. Such a frame crashed a published parser."""
+    raws = [b"\xff\xff\xff\xff\x07" * 14, b"\x7f\xff\xff\xff" * 18, b"\x00\x01" * 35]
     for cls in (ProduceRequest, FetchRequest, MetadataRequest):
         for version in supported_versions(cls):
-            for raw in (b"\xff\xff\xff\xff\x07" * 14, b"\x7f\xff\xff\xff" * 18, b"\x00\x01" * 35):
-                assert peak_bytes(cls, raw, version) < FIXED_BYTES
+            assert max(measuring.submit(peak_bytes, cls, version, raws).result()) < FIXED_BYTES
