@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -25,8 +26,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.engine.engine import interval_s, running_alone, table_columns
-from kalda.pipeline.engine.runs import Backoff
+from kalda.pipeline.engine.runs import Restarts
 from kalda.pipeline.projects.check import problems_without_spark, read_project
 from kalda.pipeline.projects.graph import downstream, ordered
 from kalda.pipeline.projects.specification import read_specification
@@ -273,10 +275,19 @@ def test_a_second_run_is_refused_by_name(project: Path) -> None:
 
 
 def test_pauses_double_until_a_batch_ends() -> None:
-    backoff = Backoff(1.0, 5.0, 5)
-    assert [backoff.pause_s(0) for _ in range(3)] == [1.0, 2.0, 4.0]
-    assert backoff.pause_s(1) == 1.0
-    assert [backoff.pause_s(1) for _ in range(4)] == [2.0, 4.0, 5.0, None]
+    restarts = Restarts(Backoff(1_000, 5_000, lambda: 0.5), 5)
+    assert [restarts.pause_s(0) for _ in range(3)] == [1.0, 2.0, 4.0]
+    assert restarts.pause_s(1) == 1.0
+    assert [restarts.pause_s(1) for _ in range(4)] == [2.0, 4.0, 5.0, None]
+
+
+def test_flows_that_fail_together_start_again_at_different_moments() -> None:
+    numbers = Random(7)
+    flows = [Restarts(Backoff(1_000, 60_000, numbers.random)) for _ in range(20)]
+    pauses = [flow.pause_s(0) for flow in flows]
+    assert len(set(pauses)) > 15
+    assert all(0.8 <= pause <= 1.2 for pause in pauses if pause is not None)
+    assert None not in pauses
 
 
 def columns(**types: DataType) -> StructType:

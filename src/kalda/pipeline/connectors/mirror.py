@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import random
 from typing import TYPE_CHECKING, Final
 
 from kalda.base.configs.admin import ADMIN
@@ -38,12 +39,13 @@ from kalda.client.admin.configs import ConfigResource
 from kalda.client.admin.topics import NewTopic
 from kalda.client.consumer.consumer import Consumer
 from kalda.client.transport.profiles import read_profile
+from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.cluster_values import Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.pipeline.connectors.translation import Boundary, translated, with_boundary
 from kalda.pipeline.engine.checkpoints import Checkpoint
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
-from kalda.pipeline.engine.runs import Backoff, FlowReport, FlowState, is_final
+from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts, is_final
 from kalda.pipeline.files import locked, read_state, replace_text
 from kalda.pipeline.session import PipelineError, first_line, refuse_ended
 from kalda.protocol.messages.fetch import OffsetSpec
@@ -63,8 +65,7 @@ _SYNC_S: Final = 10.0
 _TIMEOUT_S: Final = 30.0
 _MARKERS_S: Final = 0.1
 """Between two looks whether a transaction's markers are there."""
-_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
+_BACKOFF: Final = Backoff(1_000, 60_000, random)
 _ATTEMPTS: Final = 5
 _SHARE: Final = "share"
 """Groups of this type have no committed offsets."""
@@ -246,7 +247,7 @@ class Mirror:
     ) -> None:
         """Until the query has ended, or has failed too often."""
         report, progress = result.report, QueryProgress()
-        backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, None if self._settings.follow else _ATTEMPTS)
+        restarts = Restarts(_BACKOFF, None if self._settings.follow else _ATTEMPTS)
         report.state = FlowState.RUNNING
         while not report.state.is_final:
             try:
@@ -267,7 +268,7 @@ class Mirror:
             except Exception as error:
                 refuse_ended(spark)
                 report.error = first_line(error)
-                pause_s = None if is_final(error) else backoff.pause_s(progress.batches)
+                pause_s = None if is_final(error) else restarts.pause_s(progress.batches)
                 report.state = FlowState.FAILED if pause_s is None else FlowState.RESTARTING
                 show(report)
                 if pause_s is not None:

@@ -22,19 +22,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import random
 from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.output import MaterializedView, Output, Sink, Table
 from pyspark.sql.types import StructType
 
+from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.connectors.increments import DELAY, Increments
 from kalda.pipeline.connectors.sinks import ProjectSink
 from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, sources_of, table_of
 from kalda.pipeline.engine.metrics import reporting
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
-from kalda.pipeline.engine.runs import LOCK, Backoff, FlowReport, FlowState, LagClock, RunReport, interval_s, is_final
+from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, Restarts, RunReport, interval_s, is_final
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
 from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_definitions, place_of
@@ -94,7 +96,7 @@ class FlowRun(ABC):
         self.keys = [key.strip() for key in self.setting(KEYS, "").split(",") if key.strip()]
         self.keeping = (Keeping.of(self.setting, place_of(flow)), Keeping.of_quarantine(self.setting, place_of(flow)))
         """How the output is kept, if it is a table, and the rows that it does not take."""
-        self.backoff = self._backoff()
+        self.restarts = self._restarts()
         self.found: FlowFrame | None = None
         """The frame that the flow has been started with."""
         self._starts_s = 0.0
@@ -108,13 +110,10 @@ class FlowRun(ABC):
             raise PipelineError(f"{place_of(self.flow)}: {key} is {text!r}, not a number")
         return int(text)
 
-    def _backoff(self) -> Backoff:
+    def _restarts(self) -> Restarts:
         default = 0 if self._engine.options.follow else _ATTEMPTS_ONCE
-        return Backoff(
-            self.number(_PAUSE, 1_000) / 1_000,
-            self.number(_LONGEST_PAUSE, 60_000) / 1_000,
-            self.number(_ATTEMPTS, default) or None,
-        )
+        pauses = Backoff(self.number(_PAUSE, 1_000), self.number(_LONGEST_PAUSE, 60_000), random)
+        return Restarts(pauses, self.number(_ATTEMPTS, default) or None)
 
     @property
     def contract(self) -> str:
@@ -161,7 +160,7 @@ class FlowRun(ABC):
     def _fail(self, error: BaseException) -> None:
         refuse_ended(self._engine.spark)
         self.report.error = first_line(error)
-        pause_s = None if is_final(error) else self.backoff.pause_s(self.report.batches)
+        pause_s = None if is_final(error) else self.restarts.pause_s(self.report.batches)
         if pause_s is None:
             self.report.state = FlowState.FAILED
         else:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.engine.query import moment_ms
 from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.projects.specification import Specification
@@ -198,11 +199,10 @@ class LagClock:
 
 
 @dataclass(slots=True)
-class Backoff:
-    """When a flow that has failed starts again: pauses double, and a batch that ends makes the next one short again."""
+class Restarts:
+    """When a flow that has failed starts again: after pauses that grow, until a batch has ended."""
 
-    first_s: float = 1.0
-    longest_s: float = 60.0
+    backoff: Backoff
     attempts: int | None = None
     """How many starts in a row may fail; None: any number."""
     _failures: int = 0
@@ -216,4 +216,4 @@ class Backoff:
         self._failures += 1
         if self.attempts is not None and self._failures >= self.attempts:
             return None
-        return min(self.longest_s, self.first_s * (1 << min(self._failures - 1, 30)))
+        return self.backoff.pause_ms(self._failures) / 1000
