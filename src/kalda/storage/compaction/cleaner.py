@@ -41,7 +41,7 @@ from kalda.storage.job import Job
 from kalda.storage.log.index import read_waiting
 from kalda.storage.log.log import Log
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 
 _MOST_FIGURES = 64
 _RETRY_MS = 5 * 60_000
@@ -243,7 +243,7 @@ class LogCleaner:
             return  # the directory was taken offline where the disk failed
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _EXHAUSTED):
             self._retry_ms[topic_partition] = now_ms + _RETRY_MS
-            log_.warning(
+            logger.warning(
                 "the compaction of %s was given up: %s. What it had written was removed, and the log is served as "
                 "before. It is tried again in %d minutes; it needs up to the size of a segment on the disk",
                 topic_partition,
@@ -251,11 +251,11 @@ class LogCleaner:
                 _RETRY_MS // 60_000,
             )
         elif isinstance(error, OSError):
-            log_.error("the compaction of %s failed: %s", topic_partition, error)
+            logger.error("the compaction of %s failed: %s", topic_partition, error)
             log.on_io_error(error)
         elif isinstance(error, MapTooSmall):
             self.uncleanable[topic_partition] = Uncleanable(log, self.config.memory_of_one)
-            log_.error(
+            logger.error(
                 "%s is not compacted any more: %s. It is tried again once log.cleaner.dedupe.buffer.size is raised, of "
                 "which each of %d log.cleaner.threads has an equal part",
                 topic_partition,
@@ -264,7 +264,7 @@ class LogCleaner:
             )
         else:
             self.uncleanable[topic_partition] = Uncleanable(log, -1)
-            log_.error(
+            logger.error(
                 "%s is not compacted any more: %s. Its records are served as before, and its size grows. If other "
                 "brokers have sound replicas, move this one to another broker and back. Otherwise delete the records "
                 "up to the damage, and restart this node",

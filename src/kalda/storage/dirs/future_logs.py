@@ -34,7 +34,7 @@ from kalda.storage.file_names import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY
 from kalda.storage.job import Job
 from kalda.storage.log.log import Log
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 
 _MAX_NAME = 255
 _UNIQUE_DIGITS = 32
@@ -298,7 +298,7 @@ class FutureLogs:
         else:
             stray, stray_home = other, other_home
             self._manager.replace(topic_partition, directory, log)
-        log_.warning(
+        logger.warning(
             "%s is in two log directories; it is served from %s, and what is in %s is set aside",
             topic_partition,
             directory.path if stray is other else other_home.path,
@@ -331,12 +331,12 @@ class FutureLogs:
             self.drop(topic_partition)  # nothing of it was synced: the log has all records
             return
         if where is None:
-            log_.warning("%s is not known to the cluster: it is set aside", future.directory)
+            logger.warning("%s is not known to the cluster: it is set aside", future.directory)
             self.set_aside(topic_partition)
             return
         current, home = self._manager.get(topic_partition), self._home[topic_partition]
         if current is not None and current.topic_id not in (None, future.topic_id):
-            log_.warning("%s is the log of a former topic of that name: it is set aside", current.directory)
+            logger.warning("%s is the log of a former topic of that name: it is set aside", current.directory)
             self._manager.set_log_aside(topic_partition)
             current = None
         if current is not None:
@@ -344,13 +344,13 @@ class FutureLogs:
                 self.drop(topic_partition)  # the move had been given up before the power failed
             return
         if self.is_alone(topic_partition, future.topic_id):
-            log_.warning(
+            logger.warning(
                 "%s is not served while a log directory is offline: the log that it copies may be there",
                 topic_partition,
             )
             return
         if where == home.directory_id or is_reserved(where):
-            log_.info("%s takes the place of the log that it was to replace", future.directory)
+            logger.info("%s takes the place of the log that it was to replace", future.directory)
             try:
                 future.rename_dir(f"{home.path}/{dir_name(topic_partition)}")
             except ApiError as error:

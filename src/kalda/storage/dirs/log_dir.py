@@ -42,7 +42,7 @@ from kalda.storage.log.corrupt_files import KEPT_BYTES, CorruptFiles
 from kalda.storage.log.log import Log
 from kalda.storage.log.state import LogState
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 
 _ATTEMPTS = 5
 """How often a checkpoint is written by jobs while other jobs write it too; after that, here and now."""
@@ -156,7 +156,7 @@ class LogDir:
         marker = f"{path}/{CLEAN_SHUTDOWN_FILE}"
         broker_epoch = read_clean_shutdown(disk, marker)
         if disk.stat(f"{path}/{DISK_FAILED_FILE}") is not None:
-            log_.warning("%s failed when it was used last: what was not synced is read from the device", path)
+            logger.warning("%s failed when it was used last: what was not synced is read from the device", path)
             self.distrusts_cache, broker_epoch = True, None
             disk.remove(marker)
         if broker_epoch is not None:
@@ -174,7 +174,7 @@ class LogDir:
         self.had_clean_shutdown = was_clean  # without that file all logs are compacted again, and nothing is lost
         names = disk.list_dir(path)
         if not was_clean and self.recovery_points:
-            log_.info("%s has no marker of a clean stop, or it cannot be trusted: its logs are recovered", path)
+            logger.info("%s has no marker of a clean stop, or it cannot be trusted: its logs are recovered", path)
         for name in leftovers(names):
             disk.remove(f"{path}/{name}")
         return names
@@ -183,7 +183,7 @@ class LogDir:
         try:
             offsets = read_offsets(self.disk, f"{self.path}/{name}")
         except ValueError as error:
-            log_.warning(
+            logger.warning(
                 "%s; %s",
                 error,
                 "all logs are compacted from their beginning"

@@ -20,7 +20,7 @@ from kalda.storage.dirs.log_dir import LogDir, LogDirDescription
 from kalda.storage.job import Job
 from kalda.storage.log.state import LogState
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 
 T = TypeVar("T")
 LogT = TypeVar("LogT", bound=LogState)
@@ -110,7 +110,7 @@ class LogDirs:
         try:
             visit(log)
         except NoHandleLeft as error:
-            log_.warning("%s: %s", log.topic_partition, error)
+            logger.warning("%s: %s", log.topic_partition, error)
         except OSError as error:
             self.fail_of(log, error)  # raised where a visit reads files itself, as retention does
         except ApiError as error:
@@ -140,7 +140,7 @@ class LogDirs:
 
         def failed(error: OSError) -> None:
             if isinstance(error, NoHandleLeft):
-                log_.warning("%s: %s", job.description, error)
+                logger.warning("%s: %s", job.description, error)
             else:
                 self.fail(directory, error)
 

@@ -97,7 +97,7 @@ def replicated_batches(records: Buffer, log_end_offset: int, leader_epoch: int, 
     return Batches(headers, placed, end, max_timestamp)
 
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
@@ -274,7 +274,7 @@ class Log(LogState):
                     self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
                 elif header.is_legacy and self._latest_epoch >= 0:
                     # Its epoch is not known, and neither is where the logs of two replicas part, as in Kafka.
-                    log_.warning(
+                    logger.warning(
                         "%s gets a batch of magic %d: leader epochs are dropped", self.topic_partition, header.magic
                     )
                     self.leader_epochs.replace([])

@@ -23,7 +23,7 @@ from kalda.storage.log.state import LogState
 from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import FetchInfo, TimestampOffset
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 
 _ATTEMPTS = 5
 """How often a job whose files change under it is run. Each attempt takes a new snapshot of what the log has."""
@@ -145,7 +145,7 @@ class SnapshotJob(ABC, Generic[T]):
     def _error(self, failure: Exception) -> ApiError:
         if isinstance(failure, ApiError):
             return failure
-        log_.error("a read of %s failed", self.log.topic_partition, exc_info=failure)
+        logger.error("a read of %s failed", self.log.topic_partition, exc_info=failure)
         return ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(failure))
 
     def fail(self, error: ApiError) -> None:

@@ -37,7 +37,7 @@ from kalda.storage.log.segment import Segment
 from kalda.storage.log.segments import Segments
 from kalda.storage.values import AppendInfo, UnexpectedAppendOffset
 
-log_ = logging.getLogger("kalda.logs")
+logger = logging.getLogger("kalda.logs")
 
 _LOGS_AT_ONCE = 32
 """So many logs take a step in one callback, and wait for their device in one job."""
@@ -94,7 +94,7 @@ class Truncation:
     def _failed(self, error: Exception) -> ApiError:
         if isinstance(error, OSError):
             return self.log.failed(error)
-        log_.error("the truncation of %s to %d failed", self.log.topic_partition, self.offset, exc_info=error)
+        logger.error("the truncation of %s to %d failed", self.log.topic_partition, self.offset, exc_info=error)
         return self.log.failed(OSError(errno.EIO, f"a truncation failed: {error!r}", self.log.directory))
 
 
@@ -161,7 +161,7 @@ def append_fetched(log: Log, records: Buffer, leader_epoch: int) -> AppendInfo:
             raise
         first_offset = error.first_offset
     start, high_watermark = log.log_start_offset, log.high_watermark
-    log_.info(
+    logger.info(
         "%s ends at %d, within a batch of its leader: it is cut back to %d, where that begins",
         log.topic_partition,
         log.log_end_offset,
@@ -190,7 +190,7 @@ def _run(jobs: Jobs, steps: Iterator[Job[None]], truncations: Sequence[Truncatio
     try:
         job = next(steps, None)
     except Exception:
-        log_.exception("truncations failed, and are completed one by one")
+        logger.exception("truncations failed, and are completed one by one")
         for truncation in truncations:
             _complete(truncation)
         job = None
@@ -202,7 +202,7 @@ def _run(jobs: Jobs, steps: Iterator[Job[None]], truncations: Sequence[Truncatio
         try:
             job.finish()
         except (ApiError, OSError) as failure:
-            log_.error("%s failed: %s", job.description, failure)
+            logger.error("%s failed: %s", job.description, failure)
         _run(jobs, steps, truncations, done)
 
     jobs.run(job.run, finish)
@@ -235,7 +235,7 @@ def _advance_all(truncations: Sequence[Truncation]) -> list[tuple[Truncation, Wa
         try:
             wait = each.advance()
         except ApiError as error:
-            log_.error("%s is not truncated: %s", each.log.topic_partition, error)
+            logger.error("%s is not truncated: %s", each.log.topic_partition, error)
             continue
         if wait is not None:
             waits.append((each, wait))
@@ -259,7 +259,7 @@ def _complete(truncation: Truncation) -> None:
         if truncation.log.truncation is truncation and not truncation.log.offline:
             truncation.complete()
     except ApiError as error:
-        log_.error("%s is not truncated: %s", truncation.log.topic_partition, error)
+        logger.error("%s is not truncated: %s", truncation.log.topic_partition, error)
 
 
 # Steps
@@ -378,6 +378,6 @@ class _ReadProducers:
         try:
             replay_producers(states, self._segments, self._offset)
         except CorruptRecord as error:
-            log_.error("%s: its producers are known as of a damaged batch only: %s", self._name, error)
+            logger.error("%s: its producers are known as of a damaged batch only: %s", self._name, error)
             states.map_end_offset = self._offset
         self.states = states
