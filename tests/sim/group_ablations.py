@@ -80,7 +80,7 @@ def _deliver_without_limit(switch: Switch) -> None:
 
 def _archive_after_one_attempt(switch: Switch) -> None:
     """A record whose dead letter could not be written at once is archived without it."""
-    from kalda.broker.channels.dead_letters import DeadLetterWriter
+    from kalda.broker.channels.dead_letter_writer import DeadLetterWriter
 
     switch.set(DeadLetterWriter, "_retry", lambda self, letters, failure: letters.outcome.complete(None))
 

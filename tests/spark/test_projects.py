@@ -34,7 +34,7 @@ from kalda.pipeline.engine.status import statuses
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.formats import registry
 from kalda.pipeline.formats.registry import RegisteredSchema, Subject
-from kalda.pipeline.generators.dead_letters import Letters, LettersDirectory
+from kalda.pipeline.generators.redriven_letters import Letters, LettersDirectory
 from kalda.pipeline.projects.specification import Specification, read_specification
 from kalda.pipeline.projects.statements import change_flow
 from kalda.pipeline.session import PipelineError, Unavailable, prepare

@@ -1,4 +1,8 @@
-"""`kalda explain`: why a client is throttled, what allows an operation, why a group lags or rebalances."""
+"""`kalda explain`: why a client is throttled, what allows an operation, why a group lags or rebalances.
+
+The metrics listener of a node serves the paths below `/explain/` (`broker/metrics/metrics_listener.py`); the lag of a
+group is measured here (`cli/group_lag.py`).
+"""
 
 from __future__ import annotations
 

@@ -522,7 +522,7 @@ def redrive_topic_command(
     Example:
       kalda pipeline redrive-topic orders-dead --state redrives/orders --where "message LIKE '%timeout%'"
     """
-    from kalda.pipeline.generators.dead_letters import Letters, LettersDirectory
+    from kalda.pipeline.generators.redriven_letters import Letters, LettersDirectory
 
     letters = Letters(topic, options, where, parse_pairs("--set", changes), into)
     state = LettersDirectory(directory)

@@ -154,7 +154,6 @@ class ClientQuotas:
         """Length of all names in `_by_client`."""
         self._configs: dict[float, MetricConfig] = {}
         """By limit; see `_config_of`."""
-        """Sensors that `expire` has not checked in this round."""
         self.on_throttled: Callable[[ClientQuotas, ClientSensors, Decision], None] | None = None
         """Called with each decision that throttles."""
 

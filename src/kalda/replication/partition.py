@@ -61,7 +61,7 @@ _IDLE = _FlushState.IDLE
 
 
 class PartitionWaiter(Protocol):
-    """A request that waits for partitions to advance (`waiting.py`)."""
+    """A request that waits for partitions to advance (`waiters.py`)."""
 
     operation: DelayedOperation
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.requests.authorization import STANDARD, NodeAuthorizer
+from kalda.broker.requests.node_authorizer import STANDARD, NodeAuthorizer
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
 from kalda.protocol.caller import Caller

@@ -19,7 +19,7 @@ from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.node import Node
 from kalda.broker.process.node_parts import DirLocks, _warn_of_properties
 from kalda.broker.process.shell import ThreadJobs
-from kalda.broker.requests.authorization import STANDARD
+from kalda.broker.requests.node_authorizer import STANDARD
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY
 from kalda.network.client.client import RpcConnection

@@ -26,7 +26,7 @@ from kalda.base.share_states import AcknowledgeType, AcquireMode, SharePartition
 from kalda.broker.channels.auto_topics import AutoTopics
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.channels.dead_letter_topics import PLAN, DeadLetterTopics
-from kalda.broker.channels.dead_letters import DeadLetterWriter
+from kalda.broker.channels.dead_letter_writer import DeadLetterWriter
 from kalda.broker.channels.latest_offsets import LatestOffsetsOfLeaders
 from kalda.broker.channels.share_persister import SharePersister
 from kalda.broker.handlers.share_state import ShareStateModule
@@ -187,7 +187,7 @@ class ShareHandlers:
             def complete() -> ShareFetchResponse:
                 _add_results(response, failed, outcomes, keeps_empty=is_first)
                 response.acquisition_lock_timeout_ms = settings.lock_duration_ms
-                self._tell_leaders(context, response)
+                self._name_leaders(context, response)
                 if request.share_session_epoch == FINAL_EPOCH:
                     self._end(session)
                 return response
@@ -265,7 +265,7 @@ class ShareHandlers:
                 responses=_acknowledge_results(outcomes),
                 acquisition_lock_timeout_ms=self._shares.settings_of(group_id).lock_duration_ms,
             )
-            self._tell_leaders(context, response)
+            self._name_leaders(context, response)
             return response
 
         return answer_after_all([outcome for _, outcome in outcomes], finish)
@@ -340,7 +340,7 @@ class ShareHandlers:
             if share is not None:
                 share.release(session.member_id)
 
-    def _tell_leaders(self, context: RequestContext, response: ShareFetchResponse | ShareAcknowledgeResponse) -> None:
+    def _name_leaders(self, context: RequestContext, response: ShareFetchResponse | ShareAcknowledgeResponse) -> None:
         """Name the leaders of partitions that are not led here (KIP-951)."""
         leaders: set[int] = set()
         for topic in response.responses:

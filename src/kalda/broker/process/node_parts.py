@@ -33,7 +33,7 @@ from kalda.storage.checkpoints import LOCK_FILE
 if TYPE_CHECKING:
     from kalda.broker.metrics.request_metrics import RequestMetrics
     from kalda.broker.process.node_security import NodeSecurity
-    from kalda.broker.requests.authorization import NodeAuthorizer
+    from kalda.broker.requests.node_authorizer import NodeAuthorizer
     from kalda.broker.requests.pipeline import RequestPipeline
     from kalda.network.client.client import Reach
 
@@ -194,7 +194,7 @@ def _identity(config: ServerConfig, host: Host, locks: DirLocks) -> MetaProperti
 def _authorizer(given: Surroundings, timers: LoopTimers, jobs: JobPool) -> NodeAuthorizer | None:
     if not given.config["authorizer.class.name"]:
         return None
-    from kalda.broker.requests.authorization import NodeAuthorizer
+    from kalda.broker.requests.node_authorizer import NodeAuthorizer
 
     authorizer = NodeAuthorizer.of(given.config, timers, jobs)
     if authorizer is not None:

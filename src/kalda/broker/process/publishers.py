@@ -13,7 +13,7 @@ from kalda.metadata.publisher import Publisher
 if TYPE_CHECKING:
     from kalda.broker.channels.controller_registration import ControllerRegistrationManager
     from kalda.broker.handlers.services import Services
-    from kalda.broker.requests.authorization import NodeAuthorizer
+    from kalda.broker.requests.node_authorizer import NodeAuthorizer
     from kalda.broker.requests.quotas import NodeQuotas
     from kalda.metadata.registration_tracker import BrokerRegistrationTracker
     from kalda.metadata.snapshot_generator import SnapshotGenerator

@@ -5,7 +5,7 @@
 - `context`: what a handler receives and may return
 - `api_versions`: ApiVersions, which announces exactly the rows
 - `item_checks`: checks of the single items of a request
-- `authorization`: a node's authorizer, fed by the metadata
+- `node_authorizer`: the authorizer of a node, fed by the metadata
 - `quotas`: a node's client quotas, fed by the metadata
 - `charging`: the stage of the pipeline that charges answers to quotas
 - `throttling`: what the requests of one kind of listener are charged to, and its metrics

@@ -2,6 +2,6 @@
 
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `security`: TLS and SASL of these connections
-- `addresses`: the addresses of a host, and which one an attempt to connect takes first
+- `addresses`: the addresses of a host, which one a node connects to first, and whether they refuse connections
 - `channel`: requests of one purpose as pending results, over a client for each address
 """

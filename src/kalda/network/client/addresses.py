@@ -1,4 +1,9 @@
-"""The addresses of a host, and which of them an attempt to connect takes first."""
+"""The addresses of a host, and which of them a node's attempt to connect takes first; and whether the process there has
+ended.
+
+For connections of nodes alone: those of producers, consumers and tools are decided in
+`clientcore/connections/connections.py`.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 - `load`: topics into a table
 - `derive`: a file of topics, tables and queries as a project
 - `snapshot`: the latest value of each key of a topic as a table
-- `dead_letters`: dead letters to the topics that they come from
+- `redriven_letters`: dead letters again to the topics that they come from
 - `conversion`: what earlier versions have made, as projects
 - `replay`: a table or files into a topic, in order
 """

@@ -1,4 +1,5 @@
-"""Records that a share group gives up, as its share partitions hand them to the group's dead letter topic (KIP-1191).
+"""What a share partition hands to its group's dead letter topic (KIP-1191). That a record is given up is decided in
+`share_partition.py` (`ShareSettings.given_up`, `after_release`), and `DeadLetterWriter` of the broker writes it.
 
 A record that a member rejects, or that comes back after as many deliveries as the group allows, becomes a dead letter
 where the group names a topic for these. It is archived when its dead letter is written, and not before: see

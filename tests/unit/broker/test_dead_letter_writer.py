@@ -13,7 +13,7 @@ from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.share_states import SharePartitionKey
 from kalda.broker.channels.dead_letter_topics import Missing, Refusal, Target
-from kalda.broker.channels.dead_letters import DeadLetterWriter
+from kalda.broker.channels.dead_letter_writer import DeadLetterWriter
 from kalda.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,

@@ -1,16 +1,12 @@
-"""The authorizer of a node: one for both of its roles, fed by the metadata, asked by its pipelines.
+"""The authorizer of a node: one for both of its roles, which its pipelines call and the metadata keeps up to date.
 
 `NodeAuthorizer` is the first publisher of the node. Invariant: when any other part of the node acts on an image, every
-decision is made with the access control entries of that image or of a later one.
+decision is made with the access control entries of that image or of a later one. Until the entries are loaded only
+super users are served.
 
 `authorizer.class.name` names Kafka's StandardAuthorizer, or a Python class (`kalda.security.custom_authorizer`). The
 file of such a class is checked every few seconds: when it has changed, the class is loaded anew. Where that fails, the
 former one stays, and the reason is logged.
-
-Not obvious:
-
-- The authorizer is the first publisher: otherwise a part of the node acts on an image while decisions use older
-  entries. Until the entries are loaded only super users are served.
 """
 
 from __future__ import annotations
