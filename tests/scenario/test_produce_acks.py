@@ -93,9 +93,9 @@ def test_new_leaders_are_named_where_leadership_was_lost_and_only_there() -> Non
             world.assign("a", assigned=TRIO, flush_messages="1")
             world.hold_jobs = True
             request = ProduceRequest(acks=acks, topic_data=[TopicProduceData(partition_data=[data()])])
-            waiting = produce.run(world.replicas, request, ["a"], world.now_ms, tell_leaders=completed.append).finish(
-                1000
-            )
+            waiting = produce.run(
+                world.replicas, request, ["a"], world.now_ms, add_leader_endpoints=completed.append
+            ).finish(1000)
             assert isinstance(waiting, Pending)
             if is_lost:
                 world.assign("a", assigned=Assigned(2, 1, (SELF, 2, 3), (2, 3)))

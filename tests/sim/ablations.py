@@ -556,9 +556,9 @@ def _end_sessions_first(switch: Switch) -> None:
     """A session ends although the records that fence its broker may be refused."""
     from kalda.controller.liveness import BrokerLiveness
 
-    checked = BrokerLiveness.fence_one_stale
+    checked = BrokerLiveness.fence_next
 
-    def fence_one_stale(self: BrokerLiveness, now_ms: int) -> bool:
+    def fence_next(self: BrokerLiveness, now_ms: int) -> bool:
         heartbeats = self._cluster.heartbeats
         expired = heartbeats.expired(now_ms)[:1]
         more = checked(self, now_ms)
@@ -566,7 +566,7 @@ def _end_sessions_first(switch: Switch) -> None:
             heartbeats.end_session(*session)
         return more
 
-    switch.set(BrokerLiveness, "fence_one_stale", fence_one_stale)
+    switch.set(BrokerLiveness, "fence_next", fence_next)
 
 
 def _elect_uncleanly_at_once(switch: Switch) -> None:

@@ -80,7 +80,7 @@ def test_without_the_care_for_stalls_it_would(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.parametrize("part", [("broker_changes", "heartbeat"), ("_liveness", "fence_one_stale")])
+@pytest.mark.parametrize("part", [("broker_changes", "heartbeat"), ("_liveness", "fence_next")])
 def test_the_active_controller_goes_on_after_a_bug(nodes: int, part: tuple[str, str]) -> None:
     world = World("bug")
 

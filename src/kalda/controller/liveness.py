@@ -1,4 +1,4 @@
-"""Which brokers are alive, in the eyes of the active controller, and what happens to the others.
+"""Which brokers are alive, as the active controller decides it, and what happens to the others.
 
 A broker is alive while its session lasts, which each heartbeat starts anew (`heartbeats.py`). It is fenced when its
 session has ended, or earlier where its process is found to be dead (`probes.py`). All of this is soft state: it is
@@ -60,9 +60,9 @@ class BrokerLiveness:
         self._probes_brokers = probes_brokers
         self._departures = broker_changes.departures
         self._dead: dict[int, int] = {}
-        """By id, the epochs of dead brokers that `fence_one_stale` fences as they have many partitions."""
+        """By id, the epochs of dead brokers that `fence_next` fences as they have many partitions."""
         self._in_vain: set[tuple[int, int]] = set()
-        """Ids and epochs of brokers that `fence_one_stale` has failed to fence since it tried all of them."""
+        """Ids and epochs of brokers that `fence_next` has failed to fence since it tried all of them."""
         self._probes: Probes | None = None
         """None while this controller is not active, and where it probes no brokers."""
         self.sample_ms = max(1, session_timeout_ms // _SAMPLES_PER_SESSION)
@@ -99,7 +99,7 @@ class BrokerLiveness:
 
     # Sessions that have ended
 
-    def fence_one_stale(self, now_ms: int) -> bool:
+    def fence_next(self, now_ms: int) -> bool:
         """Fence the broker whose session has ended first, or a dead one; one of many partitions in several runs. One
         with which that has failed comes after the others. Whether there was one, and so may be more to do: that is the
         task of the next run, after the requests that have arrived meanwhile."""
@@ -161,7 +161,7 @@ class BrokerLiveness:
 
     @property
     def is_fencing_dead(self) -> bool:
-        """Whether `fence_one_stale` has a dead broker to fence, whose session has not ended."""
+        """Whether `fence_next` has a dead broker to fence, whose session has not ended."""
         return bool(self._dead)
 
     def elect_after_hold(self, now_ms: int) -> bool:

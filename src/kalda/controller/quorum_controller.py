@@ -439,7 +439,7 @@ class QuorumController:
 
     def _periodic_tasks(self) -> PeriodicTasks:
         config, tasks, sample_ms = self.config, PeriodicTasks(self.faults.on_failure), self._liveness.sample_ms
-        tasks.add(PeriodicTask(FENCE_STALE, sample_ms, self._liveness.fence_one_stale))
+        tasks.add(PeriodicTask(FENCE_STALE, sample_ms, self._liveness.fence_next))
         tasks.add(PeriodicTask(CONTINUE_SHUTDOWN, sample_ms, self._liveness.continue_shutdown))
         tasks.add(PeriodicTask("electUncleanAfterSession", sample_ms, self._liveness.elect_after_hold))
         tasks.add(

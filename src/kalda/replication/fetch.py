@@ -47,6 +47,7 @@ class Fetch(PartitionReads[FetchEntry, FetchResponsePartitionData, FetchResponse
     """One fetch request, from its first read to its answer."""
 
     __slots__ = (
+        "_add_leader_endpoints",
         "_context",
         "_follower_epoch",
         "_follower_id",
@@ -54,7 +55,6 @@ class Fetch(PartitionReads[FetchEntry, FetchResponsePartitionData, FetchResponse
         "_prefer",
         "_rack_id",
         "_refused",
-        "_tell_leaders",
         "_throttle",
         "from_followers",
     )
@@ -64,14 +64,14 @@ class Fetch(PartitionReads[FetchEntry, FetchResponsePartitionData, FetchResponse
         manager: ReplicaManager,
         request: FetchRequest,
         context: FetchContext,
-        tell_leaders: Callable[[FetchResponse], None] | None = None,
+        add_leader_endpoints: Callable[[FetchResponse], None] | None = None,
         *,
         from_followers: bool = False,
         prefer: Callable[[Partition, int, str], int] | None = None,
         refused: frozenset[str] | None = None,
     ) -> None:
-        """`tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the
-        request's version has no field for them. `from_followers`: a consumer may read from a replica that does not
+        """`add_leader_endpoints` adds the addresses of new leaders to a response that names some (KIP-951); None where
+        the request's version has no field for them. `from_followers`: a consumer may read from a replica that does not
         lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392). `refused`: topics
         that the fetcher may not read; None for none."""
         state = request.replica_state
@@ -85,7 +85,7 @@ class Fetch(PartitionReads[FetchEntry, FetchResponsePartitionData, FetchResponse
             read_committed=request.isolation_level == READ_COMMITTED,
             to_log_end=follower_id >= 0,
         )
-        self._tell_leaders = tell_leaders
+        self._add_leader_endpoints = add_leader_endpoints
         self._refused = refused
         self._names_leaders = False
         """Whether a partition's answer names a new leader."""
@@ -290,7 +290,7 @@ class Fetch(PartitionReads[FetchEntry, FetchResponsePartitionData, FetchResponse
         answer.aborted_transactions = [] if partition is None else None
         if code not in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
             return
-        if partition is not None and self._tell_leaders is not None:
+        if partition is not None and self._add_leader_endpoints is not None:
             self._names_leaders = True
             answer.current_leader = FetchResponseLeaderIdAndEpoch(
                 leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
@@ -321,8 +321,8 @@ class Fetch(PartitionReads[FetchEntry, FetchResponsePartitionData, FetchResponse
                 response.responses.append(topic)
                 last = entry
             topic.partitions.append(answer)
-        if self._names_leaders and self._tell_leaders is not None:
-            self._tell_leaders(response)
+        if self._names_leaders and self._add_leader_endpoints is not None:
+            self._add_leader_endpoints(response)
         return response
 
 

@@ -109,6 +109,7 @@ class Produce:
 
     __slots__ = (
         "_acks",
+        "_add_leader_endpoints",
         "_answers",
         "_deferred",
         "_epochs",
@@ -118,7 +119,6 @@ class Produce:
         "_refuses_internal",
         "_required",
         "_retry_until_ms",
-        "_tell_leaders",
         "_transaction",
         "_unnamed",
         "_unverified",
@@ -133,7 +133,7 @@ class Produce:
         acks: int,
         now_ms: int,
         zstd: bool,
-        tell_leaders: Callable[[ProduceResponse], None] | None,
+        add_leader_endpoints: Callable[[ProduceResponse], None] | None,
         transaction: Transaction | None = None,
         by_id: bool = False,
         refuses_internal_topics: bool = False,
@@ -152,7 +152,7 @@ class Produce:
         self._retry_until_ms = -1
         """Until when a verification is tried again that finds the former transaction not completed; -1: none has
         begun."""
-        self._tell_leaders = tell_leaders
+        self._add_leader_endpoints = add_leader_endpoints
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
@@ -457,12 +457,12 @@ class Produce:
     def _final_response(self) -> ProduceResponse:
         response = self.response
         if self.failed:
-            if self._tell_leaders is None:
+            if self._add_leader_endpoints is None:
                 for topic in response.responses:
                     for result in topic.partition_responses:
                         result.current_leader = ProduceResponseLeaderIdAndEpoch()
             else:
-                self._tell_leaders(response)
+                self._add_leader_endpoints(response)
         return response
 
 
@@ -474,20 +474,22 @@ def begin(
     zstd: bool = True,
     by_id: bool = False,
     refuses_internal_topics: bool = False,
-    tell_leaders: Callable[[ProduceResponse], None] | None = None,
+    add_leader_endpoints: Callable[[ProduceResponse], None] | None = None,
     transaction: Transaction | None = None,
 ) -> Produce:
     """A request of which nothing is appended yet.
 
     `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
     `refuses_internal_topics`: whether records for the topics of coordinators get INVALID_TOPIC_EXCEPTION.
-    `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
-    version has no field for them. `transaction` is what the request names. Raises `ApiError` where the whole request is
-    refused.
+    `add_leader_endpoints` adds the addresses of new leaders to a response that names some (KIP-951); None where the
+    request's version has no field for them. `transaction` is what the request names. Raises `ApiError` where the whole
+    request is refused.
     """
     if transaction is not None:
         _check_one_producer(request)
-    return Produce(manager, request.acks, now_ms, zstd, tell_leaders, transaction, by_id, refuses_internal_topics)
+    return Produce(
+        manager, request.acks, now_ms, zstd, add_leader_endpoints, transaction, by_id, refuses_internal_topics
+    )
 
 
 def run(manager: ReplicaManager, request: ProduceRequest, names: list[str], now_ms: int, **options: Any) -> Produce:

@@ -15,7 +15,7 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("elections", "elect_unclean"),
     ("_liveness", "probes_due"),
     ("_liveness", "on_probed"),
-    ("_liveness", "fence_one_stale"),
+    ("_liveness", "fence_next"),
     ("_periodic", "poll"),
 )
 """Attribute of the controller, and a method of what it holds."""

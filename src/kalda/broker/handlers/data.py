@@ -187,7 +187,7 @@ class DataHandlers:
             zstd=version >= _FIRST_PRODUCE_WITH_ZSTD,
             by_id=by_id,
             refuses_internal_topics=not INTERNAL_TOPICS.isdisjoint(names) and context.client_id != _ADMIN_CLIENT_ID,
-            tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
+            add_leader_endpoints=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
             transaction=transaction,
         )
         if produce.is_long(request):
@@ -243,7 +243,7 @@ class DataHandlers:
             )
         except ApiError as error:
             return FetchResponse(error_code=error.code)
-        tell_leaders = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
+        add_leader_endpoints = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
         refused = None if context.authorizer is None else unreadable(context, request, fetch_context)
         if request.session_epoch == INITIAL_EPOCH and refused is None and is_follower(request):
             context.connection.send_to_follower()
@@ -251,7 +251,7 @@ class DataHandlers:
             self._replicas,
             request,
             fetch_context,
-            tell_leaders,
+            add_leader_endpoints,
             from_followers=context.api_version >= _FIRST_FETCH_FROM_FOLLOWERS,
             prefer=self._prefer,
             refused=refused,

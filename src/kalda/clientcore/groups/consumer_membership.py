@@ -114,7 +114,7 @@ class ConsumerMembership(HeartbeatMember, Membership):
         if code == ErrorCode.STALE_MEMBER_EPOCH:
             self._next_heartbeat_ms = 0
         elif code in FENCING:
-            self._fence(ErrorCode(code))
+            self._on_fenced(ErrorCode(code))
 
     # -- reconciliation
 

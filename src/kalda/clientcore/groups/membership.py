@@ -303,7 +303,7 @@ class HeartbeatMember(Member):
         self._next_heartbeat_ms = self._requests.retry_at_ms(self._failures)
         self._requests.on_coordinator_error(error)
         if self._is_fencing(error.code):
-            self._fence(error.code)
+            self._on_fenced(error.code)
         elif error.code is ErrorCode.UNRELEASED_INSTANCE_ID:
             log.info("group %s: the static member's predecessor has not left yet", self._config.group_id)
         elif not error.code.retriable:
@@ -312,7 +312,7 @@ class HeartbeatMember(Member):
     def _is_fencing(self, code: ErrorCode) -> bool:
         return code in FENCING
 
-    def _fence(self, code: ErrorCode) -> None:
+    def _on_fenced(self, code: ErrorCode) -> None:
         log.warning("%s %s: member %s was fenced: %s", self.noun, self._config.group_id, self.member_id, code.name)
         if self._is_member:  # else it is the join that was refused, which waits longer each time
             self._next_heartbeat_ms = 0

@@ -226,7 +226,7 @@ class ClassicMembers:
             if member_ids:
                 log.info("group %s: %s leave", group.group_id, ", ".join(member_ids))
                 reason = next((each.reason for each in leaving if each.reason), "")
-                self._protocol.fence(group, member_ids, "left", reason)
+                self._protocol.remove_members(group, member_ids, "left", reason)
         except ApiError as error:
             return LeaveGroupResponse(error_code=int(error.code))
         return self._partition.after_commit(left_response(caller, results))

@@ -95,9 +95,11 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def end_member(self, group: ConsumerGroup, member_id: str, what: str) -> Pending[None]:
-        return self.fence(group, [member_id], what)
+        return self.remove_members(group, [member_id], what)
 
-    def fence(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> Pending[None]:
+    def remove_members(
+        self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = ""
+    ) -> Pending[None]:
         """Remove members. What they own is free for others, which get it in the next group epoch. Where only members
         of the classic protocol are left, the group may become a classic group. `what` has happened to the members, and
         the `reason` that their client gave, are for operators."""

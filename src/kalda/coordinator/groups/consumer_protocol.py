@@ -66,10 +66,10 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
         clock: EventClock,
         new_uuid: UuidSource,
         rebalances: Meter,
-        take_over: Callable[[str], list[GroupLogRecord]],
+        ending_of_former: Callable[[str], list[GroupLogRecord]],
     ) -> None:
-        """`take_over(group_id)` gives the records that end a group of another kind, whose id a member joins; it raises
-        `ApiError` where that group cannot be ended. `rebalances` counts group epochs."""
+        """`ending_of_former(group_id)` gives the records that end a group of another kind, whose id a member joins; it
+        raises `ApiError` where that group cannot be ended. `rebalances` counts group epochs."""
         assigner = PartitionAssigner(settings)
         super().__init__(partition, groups, settings.config, assigner, timers, clock, rebalances)
         self._groups = groups
@@ -77,7 +77,7 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
         self._catalog = settings.catalog
         self._assignors = assigner.names
         self._new_uuid = new_uuid
-        self._take_over = take_over
+        self._ending_of_former = ending_of_former
         self._resolving: set[str] = set()
         """Groups whose regular expressions are being resolved."""
 
@@ -117,7 +117,7 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
         if group is None:
             if not joins:
                 raise self._groups.missing_of_member(request.group_id)
-            records += self._take_over(request.group_id)
+            records += self._ending_of_former(request.group_id)
             group = ConsumerGroup(request.group_id, self._partition.registry)
             for record in records:
                 if isinstance(record, KindRecord):
@@ -293,9 +293,9 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
             self._remove(group, member.member_id)
         return self._partition.write_with([], response)
 
-    def fence(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> None:
+    def remove_members(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> None:
         """Remove members; `what` has happened to them. Raises `ApiError`."""
-        error = self._groups.fence(group, member_ids, what, reason).error
+        error = self._groups.remove_members(group, member_ids, what, reason).error
         if error is not None:
             raise ApiError(write_error(error.code), error.message)
 

@@ -168,7 +168,7 @@ class GroupCoordinator:
             shard = shard_of(self.runtime, request.group_id)
             if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
                 raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
-            shard.take_over(request.group_id, request.member_id)
+            shard.end_for_classic(request.group_id, request.member_id)
         except ApiError as error:
             return in_version(refusal(request.member_id, error.code), caller.api_version)
         answer = shard.classic_protocol(request.group_id).join(caller, request)

@@ -312,7 +312,7 @@ class GroupShard:
         group = self.consumers.groups.get(group_id)
         return self._classic if group is None or group.is_empty else self._classic_members
 
-    def take_over(self, group_id: str, member_id: str) -> None:
+    def end_for_classic(self, group_id: str, member_id: str) -> None:
         """End an empty group of another kind, whose id a member of a classic group joins; its offsets stay. Nothing is
         done where no group of another kind has the id, and where members of the classic protocol may join it. Raises
         `ApiError`, as Kafka answers."""

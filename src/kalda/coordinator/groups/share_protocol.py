@@ -94,7 +94,7 @@ class ShareProtocol(KindProtocol[ShareGroup]):
             raise ApiError(ErrorCode.NOT_COORDINATOR)
         group = self._groups.get(request.group_id)
         self.assign(group)
-        member = self._take_over(group, request.member_id, subscription_changed=is_raised)
+        member = self._with_target(group, request.member_id, subscription_changed=is_raised)
         self._groups.start_session(group, request.member_id)
         response = ShareGroupHeartbeatResponse(
             member_id=request.member_id,
@@ -165,7 +165,7 @@ class ShareProtocol(KindProtocol[ShareGroup]):
 
     # -- the member's way to its target ------------------------------------------------------------------------------
 
-    def _take_over(self, group: ShareGroup, member_id: str, *, subscription_changed: bool) -> ShareMember:
+    def _with_target(self, group: ShareGroup, member_id: str, *, subscription_changed: bool) -> ShareMember:
         """The member with its target, written where that is something else than what it had."""
         member, epoch = group.member(member_id), group.epochs.assignment
         if member.epoch == epoch and not subscription_changed:

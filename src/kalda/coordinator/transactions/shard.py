@@ -211,7 +211,9 @@ class TransactionShard:
         outcome.then(lambda _, error: self._complete_all([transactional_id]) if error is None else None)
         return outcome
 
-    def fence(self, transactional_id: str, metadata: TransactionMetadata, next_producer_id: int) -> Pending[None]:
+    def abort_and_fence(
+        self, transactional_id: str, metadata: TransactionMetadata, next_producer_id: int
+    ) -> Pending[None]:
         """Abort an open transaction in place of its producer, whose epoch is bumped. `next_producer_id` is set where
         `needs_next_id` demands it."""
         prepared = metadata.fenced().prepared(
@@ -345,7 +347,7 @@ class TransactionShard:
                 taken.then(lambda got, _: None if got is None else self._abort_with(transactional_id, got))
                 return None
             next_producer_id = taken
-        return self.fence(transactional_id, metadata, next_producer_id).error
+        return self.abort_and_fence(transactional_id, metadata, next_producer_id).error
 
     def _abort_with(self, transactional_id: str, next_producer_id: int) -> None:
         metadata = self.transactions.get(transactional_id)

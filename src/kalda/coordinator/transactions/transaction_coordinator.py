@@ -231,7 +231,7 @@ class TransactionCoordinator:
                 next_id = new_id if needs_id and new_id is not None else NO_PRODUCER_ID
                 log.info("%s: its open transaction is aborted, because a producer begins anew", transactional_id)
                 return answer_after(
-                    self.runtime.in_time(shard.fence(transactional_id, metadata, next_id)),
+                    self.runtime.in_time(shard.abort_and_fence(transactional_id, metadata, next_id)),
                     lambda error: failed(
                         ErrorCode.CONCURRENT_TRANSACTIONS if error is None else write_error(error.code)
                     ),

@@ -211,7 +211,7 @@ class SharePartition:
         self.in_flight.tidy()
         self.phase = Phase.ACTIVE
 
-    def fence(self, error: ApiError) -> None:
+    def end_as_fenced(self, error: ApiError) -> None:
         """Another leader, or a later state of the group, has taken over."""
         self._end(Phase.FENCED, error)
 
@@ -435,7 +435,7 @@ class SharePartition:
         def settled(value: T | None, error: ApiError | None) -> None:
             if error is not None and error.code in _FENCED_BY:
                 error = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, error.message)
-                self.fence(error)
+                self.end_as_fenced(error)
             outcome.settle(value, error)
 
         persisted.then(settled)

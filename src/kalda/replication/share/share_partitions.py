@@ -122,7 +122,7 @@ class SharePartitions:
 
     def _drop(self, key: SharePartitionKey) -> None:
         _, share = self._by_key.pop(key)
-        share.fence(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        share.end_as_fenced(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
 
     def _first_offset(self, partition: Partition, group_id: str) -> Pending[int]:
         """Where a group begins. Fails with OFFSET_NOT_AVAILABLE, where the end that clients see is not known yet."""

@@ -113,7 +113,7 @@ def test_a_leader_that_was_fenced_archives_nothing() -> None:
     world.acknowledge(0, 9, REJECT)
     ((is_wanted, answer),) = world.dead_letters.waiting
     assert is_wanted()
-    world.share.fence(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    world.share.end_as_fenced(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
     assert not is_wanted()
     writes = len(world.persister.writes)
     answer.complete(None)
