@@ -5,13 +5,9 @@ flushes; with acks=all (-1) when the high watermark has passed them. After the r
 REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is answered as their duplicate.
 
 A request of many partitions is handled in steps, with others served in between. Logs that have not been opened yet are
-opened by a job first. The first batch of a transaction in a partition waits
-until the transaction's coordinator has verified it (`verification.py`). A driver.
-
-Not obvious:
-
-- Between the steps of a Produce, leaders may change: the leader epoch of each append is kept, and checked before the
-  wait for replicas begins.
+opened by a job first. The first batch of a transaction in a partition waits until the transaction's coordinator has
+verified it (`verification.py`). Between the steps leaders may change: the leader epoch of each append is kept, and
+checked before the wait for replicas begins. A driver.
 """
 
 from __future__ import annotations
@@ -111,9 +107,10 @@ class Produce:
         "_acks",
         "_add_leader_endpoints",
         "_answers",
+        "_checked_bits",
         "_deferred",
         "_epochs",
-        "_judged",
+        "_is_satisfied",
         "_manager",
         "_now_ms",
         "_refuses_internal",
@@ -145,8 +142,8 @@ class Produce:
         """Whether the request's version allows zstd."""
         self._transaction = transaction
         """None where the request names none: then no batch may be transactional."""
-        self._judged = _TRANSACTIONAL if zstd else _TRANSACTIONAL | _ZSTD
-        """Attributes of batches that `_judge` has to see. A batch without them costs this one comparison."""
+        self._checked_bits = _TRANSACTIONAL if zstd else _TRANSACTIONAL | _ZSTD
+        """Attributes of batches that `_check_attributes` has to see. A batch without them costs this one comparison."""
         self._unverified: list[_Deferred] | None = None
         """What is appended when its transaction has been verified; None: nothing so far."""
         self._retry_until_ms = -1
@@ -155,6 +152,10 @@ class Produce:
         self._add_leader_endpoints = add_leader_endpoints
         self._manager = manager
         self._acks = acks
+        self._is_satisfied: Callable[[Partition, int], bool] = (
+            Partition.is_committed if acks == ALL else Partition.is_durable
+        )
+        """Whether the records of a partition below an offset are where `acks` asks for them."""
         self._now_ms = now_ms
         self._deferred: list[_Deferred] | None = None
         """What is appended after a job; None: nothing so far."""
@@ -195,8 +196,10 @@ class Produce:
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
             if self._manager.refused.notes:
                 self._manager.refused.check(partition, records, self._now_ms)
-            if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & self._judged:
-                guard = self._judge(partition, records) if deferred is None or not deferred.is_verified else None
+            if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & self._checked_bits:
+                guard = (
+                    self._check_attributes(partition, records) if deferred is None or not deferred.is_verified else None
+                )
                 if guard is not None:
                     if self._unverified is None:
                         self._unverified = []
@@ -228,7 +231,7 @@ class Produce:
         counters.messages_in.value += end - first_offset
         result = _appended(data.index, first_offset, log_append_time_ms, log_start_offset)
         answer.partition_responses.append(result)
-        if not (partition.is_committed(end) if self._acks == ALL else partition.is_durable(end)):
+        if not self._is_satisfied(partition, end):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._epochs.setdefault(partition, partition.leader_epoch)
             self._answers.setdefault(partition, []).append(result)
@@ -280,7 +283,7 @@ class Produce:
             self._deferred = []
         self._deferred.append(deferred)
 
-    def _judge(self, partition: Partition, records: memoryview | bytearray) -> Verification | None:
+    def _check_attributes(self, partition: Partition, records: memoryview | bytearray) -> Verification | None:
         """Raise for a codec or a transaction that the request may not have. The guard where the transaction has to be
         verified before the append, None where it need not."""
         attributes = records[_ATTRIBUTES_AT]
@@ -387,10 +390,6 @@ class Produce:
                 self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
             elif self._is_satisfied(partition, end):
                 del self._required[partition]
-
-    @property
-    def _is_satisfied(self) -> Callable[[Partition, int], bool]:
-        return Partition.is_committed if self._acks == ALL else Partition.is_durable
 
     def _lost_code(self, partition: Partition) -> ErrorCode:
         if self._manager.find(*partition.topic_partition) is not partition:
@@ -579,8 +578,8 @@ def _fill_error(result: PartitionProduceResponse, error: ApiError, partition: Pa
     result.error_message = error.message or None
     result.base_offset = -1
     result.log_append_time_ms = -1
-    judged = partition is not None and error.code not in _WITHOUT_LOG_START
-    result.log_start_offset = partition.log.log_start_offset if partition is not None and judged else -1
+    has_log_start = partition is not None and error.code not in _WITHOUT_LOG_START
+    result.log_start_offset = partition.log.log_start_offset if partition is not None and has_log_start else -1
     if isinstance(error, RecordsRefused):
         result.record_errors = [
             BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)

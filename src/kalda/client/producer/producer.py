@@ -236,6 +236,7 @@ class Producer(ProducerCalls):
             if accumulator.append(topic, record.partition, timestamp_ms, key, value, tail, future, now_ms, buffer):
                 break
             buffer = self._wait_for_buffer(accumulator.buffer_size(prepared.size_bytes), began_s)
+        # Only the first record of a batch makes anything due earlier: one that no longer fits begins the next batch.
         if future.index == 0 and self._thread.sleeps_until_ms:
             batch: ProducerBatch = future.batch
             queue = topic.queues[batch.topic_partition.partition]
