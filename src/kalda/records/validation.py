@@ -160,7 +160,7 @@ class Inspection:
         )
         section = buf[HEADER_SIZE : header.size_bytes]
         codec_id = header.attributes & COMPRESSION_MASK
-        self._pieces = decompress_pieces(Compression(codec_id), section, rules.max_decompressed_bytes)
+        self._pieces = decompress_pieces(Compression(codec_id), section, rules.max_batch_decompressed_bytes)
         bounds_records = codec_id and rules.max_record_bytes < MAX_RECORD_BYTES
         self._sizes = _RecordSizes(rules.max_record_bytes) if bounds_records else None
         self._packer: Packer | None = None
@@ -204,28 +204,37 @@ class Inspection:
             if left <= 0:
                 return False
         scan.finish()
-        self._judge(*scan.result())
+        largest, _, misplaced, faulty = scan.result()
+        self._refuse_faults(misplaced, faulty)
+        self.largest_timestamp = self._header.max_timestamp if self._all_have_one_time else largest
         if packer is not None:
-            has_own_times = not self._header.attributes & TIMESTAMP_TYPE_BIT
-            self.packed = self._sealed(packer.finish()) if has_own_times else self._rebuilt()
+            self.packed = self._rebuilt() if self._all_have_one_time else self._sealed(packer.finish())
         self.done = True
         return True
 
-    def _judge(self, largest: int, smallest: int, misplaced: int, faulty: int) -> None:
+    @property
+    def _all_have_one_time(self) -> bool:
+        """Whether `max_timestamp` of the header is every record's."""
+        return bool(self._header.attributes & TIMESTAMP_TYPE_BIT)
+
+    def _refuse_faults(self, misplaced: int, faulty: int) -> None:
+        """Raise where records are refused: `misplaced` is the index of the first with a wrong offset delta, or -1;
+        `faulty` counts those without a key or out of the range of timestamps, the first of which are in `_faults`."""
         header, rules = self._header, self.rules
         if misplaced >= 0:
             raise _misplaced(misplaced)
         noted = [(self._faults[2 * at], self._faults[2 * at + 1]) for at in range(min(faulty, MAX_RECORD_ERRORS))]
         errors = [_fault(index, timestamp, rules, self._now_ms) for index, timestamp in noted]
-        late = any(timestamp != NO_TIMESTAMP for _, timestamp in noted)
-        without_key = sum(timestamp == NO_TIMESTAMP for _, timestamp in noted) if late else faulty
-        if header.attributes & TIMESTAMP_TYPE_BIT and (why := _stamped_wrongly(header, rules, self._now_ms)):
+        if self._all_have_one_time and (why := _stamped_wrongly(header, rules, self._now_ms)):
+            # Records without a key are listed for that, all others for the timestamp.
             keyless = {error.batch_index: error for error in errors}
-            late, faulty = faulty < header.records_count, header.records_count
-            errors = [keyless.get(at) or RecordError(at, why) for at in range(min(faulty, MAX_RECORD_ERRORS))]
+            count = header.records_count
+            errors = [keyless.get(at) or RecordError(at, why) for at in range(min(count, MAX_RECORD_ERRORS))]
+            raise _records_refused(errors, count, has_wrong_times=faulty < count, without_key=faulty)
         if errors:
-            raise _records_refused(errors, faulty, late, without_key)
-        self.largest_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else largest
+            wrong_times = sum(timestamp != NO_TIMESTAMP for _, timestamp in noted)
+            without_key = len(noted) - wrong_times if wrong_times else faulty
+            raise _records_refused(errors, faulty, has_wrong_times=wrong_times > 0, without_key=without_key)
 
     def _sealed(self, pieces: list[Buffer]) -> tuple[memoryview, BatchHeader]:
         """The batch in the topic's codec; base timestamp and deltas stay."""
@@ -252,7 +261,7 @@ class Inspection:
                 f"{header.records_count}",
             )
         attributes = header.attributes & ~(COMPRESSION_MASK | TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
-        rows = read_records(self._buf, 0, header, max_bytes=rules.max_decompressed_bytes)
+        rows = read_records(self._buf, 0, header, max_bytes=rules.max_batch_decompressed_bytes)
         plain, _ = values.encode_records(
             [(row.timestamp, row.key, row.value, row.headers) for row in rows], HEADER_SIZE, 0, rows[0].timestamp, False
         )
@@ -288,10 +297,12 @@ def _stamped_wrongly(header: BatchHeader, rules: RecordRules, now_ms: int) -> st
     return "" if earliest <= timestamp <= latest else _fault(0, timestamp, rules, now_ms).message
 
 
-def _records_refused(errors: list[RecordError], count: int, late: bool, without_key: int) -> RecordsRefused:
-    """`errors` are the first of `count` refused records, of which `without_key` have none."""
+def _records_refused(
+    errors: list[RecordError], count: int, *, has_wrong_times: bool, without_key: int
+) -> RecordsRefused:
+    """`errors` are the first of `count` refused records, of which `without_key` have no key."""
     invalid = (Invalid.NO_KEY, without_key) if without_key else None
-    if late:
+    if has_wrong_times:
         message = "One or more records have been rejected due to invalid timestamp"
         return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, message, errors, invalid)
     shown = "; ".join(f"record {e.batch_index}: {e.message}" for e in errors[:_SHOWN_ERRORS])
@@ -364,14 +375,15 @@ class RecordRules:
     max_message_bytes: int = 1_048_588
     max_record_bytes: int = MAX_RECORD_BYTES
     """Of one record in a compressed batch, without its length (`max.decompressed.message.bytes`)."""
-    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
-    read: ReadRecords = ReadRecords.ALL
+    max_batch_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+    """Of all records of a batch. No config: 64 times `max.message.bytes`, from 64 to 256 MiB (`storage/config.py`)."""
+    checks_config: ReadRecords = ReadRecords.ALL
     """`kalda.validate.records`: the batches of clients whose records are checked even where the header suffices."""
     conversions: Counter = field(default_factory=Counter, compare=False)
     """Counts the records of batches that are compressed anew."""
-    reads: tuple[bool, ...] = field(init=False)
-    """By codec id: whether the records of a client's batch are checked, because of `read`, or because of a rule that
-    needs each record: keys in a compacted topic, a bound on old timestamps."""
+    checks_codec: tuple[bool, ...] = field(init=False)
+    """By codec id: whether the records of a client's batch are checked, because of `checks_config`, or because of a
+    rule that needs each record: keys in a compacted topic, a bound on old timestamps."""
 
     def time_bounds(self, now_ms: int) -> tuple[int, int]:
         """The earliest and the latest timestamp that a record may have."""
@@ -381,9 +393,9 @@ class RecordRules:
 
     def __post_init__(self) -> None:
         demanded = self.compacted or self.timestamp_before_max_ms != UNBOUNDED_MS
-        packed = demanded or self.read is ReadRecords.ALL or self.max_record_bytes < MAX_RECORD_BYTES
-        plain = demanded or self.read is not ReadRecords.NONE
-        object.__setattr__(self, "reads", (plain, *[packed] * COMPRESSION_MASK))
+        packed = demanded or self.checks_config is ReadRecords.ALL or self.max_record_bytes < MAX_RECORD_BYTES
+        plain = demanded or self.checks_config is not ReadRecords.NONE
+        object.__setattr__(self, "checks_codec", (plain, *[packed] * COMPRESSION_MASK))
 
 
 def compression_of_config(compression_type: str) -> Compression | None:
@@ -513,7 +525,7 @@ def validate_produced(
         or codec_id > _LAST_CODEC
         or attributes & TIMESTAMP_TYPE_BIT
         or not base_timestamp <= max_timestamp <= now_ms + rules.timestamp_after_max_ms
-        or (rules.reads[codec_id] and from_client and not _is_sound(buf, header, rules, now_ms))
+        or (rules.checks_codec[codec_id] and from_client and not _is_sound(buf, header, rules, now_ms))
     ):
         buf, header = _adapt(buf, BatchHeader(*header), rules, now_ms, recompress, inspection)
         length, max_timestamp = header.batch_length, header.max_timestamp
@@ -578,8 +590,8 @@ def _adapt(
         raise RecordsRefused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec_id} is unknown")
     appends_time = rules.timestamp_type is TimestampType.LOG_APPEND
     largest = header.max_timestamp
-    if recompress or rules.reads[codec_id] or not appends_time or header.attributes & TIMESTAMP_TYPE_BIT:
-        # An inspection by rules that have been altered since begins anew.
+    if recompress or rules.checks_codec[codec_id] or not appends_time or header.attributes & TIMESTAMP_TYPE_BIT:
+        # The topic's config may have been altered while a thread checked the records: then they are checked again.
         if inspection is None or inspection.rules is not rules:
             inspection = Inspection(buf, header, rules, now_ms, recompress)
         if not inspection.run(CHECKED_AT_ONCE_BYTES):

@@ -79,9 +79,9 @@ class LogConfig:
             compacted=self.compacts,
             max_message_bytes=self.max_message_bytes,
             max_record_bytes=self.max_decompressed_message_bytes,
-            read=self.kalda_validate_records,
+            checks_config=self.kalda_validate_records,
             conversions=conversions,
-            max_decompressed_bytes=min(
+            max_batch_decompressed_bytes=min(
                 MAX_DECOMPRESSED_BYTES, max(_LEAST_DECOMPRESSED_BYTES, _MAX_COMPRESSION_RATIO * self.max_message_bytes)
             ),
         )

@@ -110,7 +110,7 @@ def test_record_errors_of_a_compacted_topic_list_the_records_without_a_key() -> 
 def test_a_batch_that_decompresses_beyond_the_bound_is_refused() -> None:
     buf = build_batch([(NOW, b"k", bytes(1_000_000), ())], compression=Compression.ZSTD)
     with pytest.raises(RecordsRefused) as caught:
-        validate(buf, RecordRules(compacted=True, max_decompressed_bytes=1000))
+        validate(buf, RecordRules(compacted=True, max_batch_decompressed_bytes=1000))
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
@@ -121,7 +121,7 @@ def test_a_record_of_a_compressed_batch_has_a_bound_of_its_own(codec: Compressio
 
     def outcome(most: int, *sizes: int, read: ReadRecords = ReadRecords.NONE) -> str:
         values = [(NOW, None, b"x" * size, ()) for size in sizes]
-        rules = RecordRules(max_record_bytes=most, read=read, compression=target)
+        rules = RecordRules(max_record_bytes=most, checks_config=read, compression=target)
         try:
             validate(build_batch(values, compression=codec), rules)
         except RecordsRefused as refused:
@@ -190,8 +190,8 @@ class TestBodiesThatTheHeaderDoesNotDescribe:
 
     def test_nothing_is_read_where_that_is_configured(self, codec: Compression) -> None:
         buf = hand_made([-5], codec)
-        assert validate(bytearray(buf), RecordRules(read=ReadRecords.NONE)).last_offset == 50
-        uncompressed_only = RecordRules(read=ReadRecords.UNCOMPRESSED)
+        assert validate(bytearray(buf), RecordRules(checks_config=ReadRecords.NONE)).last_offset == 50
+        uncompressed_only = RecordRules(checks_config=ReadRecords.UNCOMPRESSED)
         if codec is Compression.NONE:
             self.refused(buf, uncompressed_only)
         else:
