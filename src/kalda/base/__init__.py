@@ -9,6 +9,7 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `java_order`: the order and the hash codes of Java's hash tables, which Kafka's decisions depend on
 - `patterns`: regular expressions of others, matched in linear time
 - `printable`: text of others, safe for terminals and log lines
+- `new_tuple`: makes a named tuple at half the cost
 - `pending`: a result that is set later, without asyncio
 - `background`: the work of an event loop that takes long, and how much of a turn it gets
 - `reentrancy`: a body of work that never runs inside itself

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
+from kalda.base.new_tuple import new_tuple
 from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord
 
@@ -35,7 +36,6 @@ class LeaderRecoveryState(IntEnum):
 NO_RECOVERY_CHANGE = -1
 
 _RECOVERY_STATES = {state.value: state for state in LeaderRecoveryState}
-_new_tuple = tuple.__new__
 _MAX_SHARED = 10_000
 _shared_tuples: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 _shared_registrations: dict[tuple[Any, ...], PartitionRegistration] = {}
@@ -98,7 +98,7 @@ class PartitionRegistration(NamedTuple):
             return shared
         if len(_shared_registrations) >= _MAX_SHARED:
             _shared_registrations.clear()
-        made = _new_tuple(cls, (_shared(replicas), _shared(directories), _shared(values[2]), *values[3:]))
+        made = new_tuple(cls, (_shared(replicas), _shared(directories), _shared(values[2]), *values[3:]))
         _shared_registrations[values] = made
         return made
 
@@ -115,7 +115,7 @@ class PartitionRegistration(NamedTuple):
         state = record.leader_recovery_state
         removing, adding = record.removing_replicas, record.adding_replicas
         elr, last_known_elr = record.eligible_leader_replicas, record.last_known_elr
-        return _new_tuple(
+        return new_tuple(
             PartitionRegistration,
             (
                 replicas,

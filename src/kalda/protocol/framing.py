@@ -14,6 +14,7 @@ from struct import error as _struct_error
 from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
+from kalda.base.new_tuple import new_tuple
 from kalda.protocol.apis import API, Api, api_of
 from kalda.protocol.codec import counting_encoder, encode_buffers, encoder, step_encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS
@@ -24,7 +25,6 @@ from kalda.protocol.varint import decode_unsigned
 _REQUEST = _Struct(">hhih")
 _CORRELATION = _Struct(">i")
 _TAGGED_CORRELATION = _Struct(">ix")
-_new_tuple = tuple.__new__
 _CLIENT_ID_AT = _REQUEST.size
 _NEVER = 2**15
 """Above every version: the API has no flexible one."""
@@ -70,7 +70,7 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
         raise InvalidRequest(f"API key {api_key} is unknown")
     if api_version >= flexible_from:
         pos = pos + 1 if pos < len(frame) and frame[pos] == 0 else _skip_tagged(frame, pos)
-    return _new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id, pos))
+    return new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id, pos))
 
 
 def _skip_tagged(frame: Buffer, pos: int) -> int:

@@ -16,6 +16,7 @@ from struct import error as _struct_error
 from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
+from kalda.base.new_tuple import new_tuple
 from kalda.protocol.codec import decode, decoder, encode, encoder
 from kalda.protocol.encoder import Encoder
 from kalda.protocol.notation import Buffer, RecordBody
@@ -24,7 +25,6 @@ from kalda.protocol.varint import decode_unsigned, encode_unsigned
 
 _FRAME_VERSION = 1
 _INT16 = _Struct(">h")
-_new_tuple = tuple.__new__
 
 
 class VersionedRecord(NamedTuple):
@@ -101,7 +101,7 @@ def decode_metadata_record(value: Buffer, module: str = "metadata_records") -> V
     cached = _record_decoders.get((module, bytes(value[:3])))
     if cached is not None:
         version, decode_body = cached
-        return _new_tuple(VersionedRecord, (decode_body(value, 3)[0], version))
+        return new_tuple(VersionedRecord, (decode_body(value, 3)[0], version))
     frame_version, pos = decode_unsigned(value, 0)
     if frame_version != _FRAME_VERSION:
         raise InvalidRequest(f"metadata record frame has version {frame_version}, not {_FRAME_VERSION}")
@@ -154,7 +154,7 @@ def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> Ve
         if version not in supported_versions(cls):
             raise UnknownRecordVersion(f"{cls.__name__} version {version} is unknown")
         cached = _coordinator_decoders[module, record_type, version] = decoder(cls, version)
-    return _new_tuple(VersionedRecord, (cached(value, 2)[0], version))
+    return new_tuple(VersionedRecord, (cached(value, 2)[0], version))
 
 
 def _read_int16(buffer: Buffer) -> int:

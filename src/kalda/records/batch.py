@@ -25,6 +25,7 @@ from struct import Struct
 from typing import NamedTuple, cast
 
 from kalda.base.errors import CorruptRecord, CrcMismatch, UnsupportedFormat
+from kalda.base.new_tuple import new_tuple
 from kalda.records.compression import Compression
 
 
@@ -184,9 +185,6 @@ class BatchHeader(NamedTuple):
         return self.base_timestamp if self.has_delete_horizon else None
 
 
-_new_header = tuple.__new__
-
-
 def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     """The header at `pos`; only its 61 bytes need to be in `buf`, fewer of a batch of magic 0 or 1. Raises
     `CorruptRecord`, `UnsupportedFormat` for a magic above 2."""
@@ -194,7 +192,7 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
         if pos >= 0 and len(buf) - pos >= MIN_BATCH_SIZE and buf[pos + MAGIC_POSITION] < MAGIC:
             return _read_legacy_header(buf, pos)
         raise CorruptRecord(f"{max(len(buf) - pos, 0)} bytes at position {pos} are too few for a batch header")
-    header = _new_header(BatchHeader, _HEADER.unpack_from(buf, pos))
+    header = new_tuple(BatchHeader, _HEADER.unpack_from(buf, pos))
     if header.magic != MAGIC:
         return _read_legacy_header(buf, pos)
     if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode, Portable
+from kalda.base.new_tuple import new_tuple
 from kalda.base.sensors import Counter
 from kalda.records import codec, values
 from kalda.records.batch import (
@@ -417,7 +418,6 @@ _INT64 = Struct(">q")
 _SMALL_BYTES: Final = 32 * 1024
 _SMALL_DECOMPRESSED_BYTES: Final = 128 * 1024
 _LAST_CODEC: Final = int(Compression.ZSTD)
-_new_tuple = tuple.__new__
 
 
 class ValidatedRecords(NamedTuple):
@@ -532,9 +532,9 @@ def validate_produced(
         if rules.timestamp_type is TimestampType.LOG_APPEND:
             append_time_ms = now_ms
     stamp_known(buf, 0, first_offset, length, leader_epoch)
-    stamped = _new_tuple(BatchHeader, (first_offset, length, leader_epoch, *header[3:]))
+    stamped = new_tuple(BatchHeader, (first_offset, length, leader_epoch, *header[3:]))
     last_offset = first_offset + delta
-    return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms))
+    return new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms))
 
 
 def _is_sound(buf: memoryview, header: tuple[int, ...], rules: RecordRules, now_ms: int) -> bool:

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.client import ClientConfig
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics, NodeTraffic
 from kalda.clientcore.connections.cluster_values import Address, Broker
@@ -67,7 +68,6 @@ Read = Callable[[memoryview, int], Any]
 """Called with the frame of a response and the correlation id that is due. None: the general codec has to read it."""
 SocketAddress = tuple[int, tuple[object, ...]]
 """Address family, and what `connect` of a socket takes."""
-_new_tuple = tuple.__new__
 _SIZE_BYTES = 4
 
 
@@ -378,7 +378,7 @@ class Connections:
         call = self._new_call(peer, api_key, version, now_ms, on_done, True, None, read)
         buffers = frame_body(call, body, self._config.client_id)
         peer.traffic.sent.append(sum(map(len, buffers)))
-        self._actions.append(_new_tuple(Write, (peer.connection_id, buffers)))
+        self._actions.append(new_tuple(Write, (peer.connection_id, buffers)))
 
     def throttle(self, node_id: int, throttle_ms: int, now_ms: int) -> None:
         """The node asks this client to send it nothing for that long (KIP-219)."""
@@ -588,7 +588,7 @@ class Connections:
         read: Read | None,
     ) -> Call:
         peer.last_correlation_id = correlation_id = (peer.last_correlation_id + 1) & 0x7FFFFFFF
-        call = _new_tuple(Call, (api_key, version, correlation_id))
+        call = new_tuple(Call, (api_key, version, correlation_id))
         if timeout_ms is None:
             timeout_ms = self._config.request_timeout_ms
         peer.last_used_ms = now_ms

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
+from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.cluster_values import Leader
 from kalda.clientcore.connections.metadata import ClusterMetadata
@@ -40,7 +41,6 @@ from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicA
 from kalda.records.compression import Compression
 
 _NO_RACK: tuple[int, ...] = ()
-_new_tuple = tuple.__new__
 _FIRST_BYTES = 1_024
 """The memory of a batch that grows with its records, or what its first record needs."""
 _MOST_AT_ONCE = 3
@@ -436,7 +436,7 @@ class Accumulator:
                     nodes[leader.node_id] = None
                 else:
                     next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
-        return _new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
+        return new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
 
     def _is_forced(self) -> bool:
         """Whether batches are sent before they are full, or have lingered."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
+from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.interceptors import close_all, codec_of, interceptors_of
 from kalda.clientcore.producing.producer_batch import RecordMetadata, encode_headers
@@ -177,7 +178,6 @@ def _imported(name: str) -> object:
 
 log = logging.getLogger(__name__)
 _OVERHEAD = HEADER_SIZE + RECORD_OVERHEAD
-_new_tuple = tuple.__new__
 Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 OnDelivery = Callable[[RecordMetadata, Exception | None], object]
 """Called once with where the record is and None, or with its topic and partition and the error."""
@@ -291,7 +291,7 @@ class Outgoing:
                 f"the record is {size} bytes when serialized; max.request.size is {self._limits[0]} and buffer.memory "
                 f"is {self._limits[1]}"
             )
-        return _new_tuple(Prepared, (key, value, tail, size))
+        return new_tuple(Prepared, (key, value, tail, size))
 
     def partition(self, record: ProducerRecord, prepared: Prepared, known: Sequence[Partition]) -> int | None:
         """The partition, of those that are known; None where the built-in sticky partitioner chooses it. Raises

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from kalda.base.new_tuple import new_tuple
 from kalda.base.sensors import Tags
 from kalda.base.stats import MetricConfig
 from kalda.clientcore.connections.client_metrics import _NS_PER_S, ClientMetrics, NodeTraffic
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 TOPIC_GROUP = "producer-topic-metrics"
 _MS_PER_S = 1000.0
-_new_tuple = tuple.__new__
 
 
 class Throttling(Protocol):
@@ -114,7 +114,7 @@ class ProducerMetrics(ClientMetrics):
             records += count
             size_bytes, queue_ms = batch.size_bytes, batch.drained_ms - batch.created_ms
             sent = batch.topic_partition.topic, count, size_bytes, batch.position, queue_ms, batch.largest_record
-            self._batches.append(_new_tuple(_Sent, sent))
+            self._batches.append(new_tuple(_Sent, sent))
         self._records.append(records)
         self.run(now_ms)
 

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Connections
 from kalda.clientcore.connections.errors import ADVICE
@@ -73,7 +74,6 @@ _CHANGING = Struct(">qqq4siB")
 """Base offset, time of the append, log start offset; no errors, message and tagged fields; throttle time; no tagged
 fields."""
 _RESPONSE_MIDDLE = b"\x01\x00\x00\x00"
-_new_tuple = tuple.__new__
 
 
 class Acknowledged(NamedTuple):
@@ -118,7 +118,7 @@ class PartitionRequests:
         correlation, start, base_offset, append_ms, _, middle, throttle_ms, end = self._response.unpack_from(frame)
         if correlation != correlation_id or start != self._expected or middle != _RESPONSE_MIDDLE or end:
             return None
-        return _new_tuple(Acknowledged, (base_offset, append_ms, throttle_ms))
+        return new_tuple(Acknowledged, (base_offset, append_ms, throttle_ms))
 
 
 class OneBatchRequests:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from kalda.base.errors import InvalidRequest
+from kalda.base.new_tuple import new_tuple
 from kalda.coordinator.transactions.metadata import (
     NO_EPOCH,
     NO_PARTITIONS,
@@ -30,7 +31,6 @@ from kalda.protocol.record_framing import (
 
 _MODULE = "transaction_records"
 _NEVER_STORED = (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
-_new_tuple = tuple.__new__
 _STORED = {int(state): state for state in TransactionState if state not in _NEVER_STORED}
 
 
@@ -80,7 +80,7 @@ def decode_record(key: Buffer, value: Buffer | None) -> TransactionRecord:
     else:
         held = NO_PARTITIONS
     # In the order of the fields: a coordinator that takes over decodes 100,000 records before it serves.
-    metadata = _new_tuple(
+    metadata = new_tuple(
         TransactionMetadata,
         (
             stored.producer_id,
@@ -96,7 +96,7 @@ def decode_record(key: Buffer, value: Buffer | None) -> TransactionRecord:
             stored.client_transaction_version,
         ),
     )
-    return _new_tuple(TransactionRecord, (transactional_id, metadata))
+    return new_tuple(TransactionRecord, (transactional_id, metadata))
 
 
 def _to_schema(partitions: Partitions) -> list[PartitionsSchema]:

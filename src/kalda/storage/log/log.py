@@ -19,6 +19,7 @@ from typing import NamedTuple
 from kalda.base.disk import Buffer, Disk, NoHandleLeft
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import Uuid
+from kalda.base.new_tuple import new_tuple
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
 from kalda.records.validation import Inspection, validate_produced
@@ -98,7 +99,6 @@ def replicated_batches(records: Buffer, log_end_offset: int, leader_epoch: int, 
 
 
 logger = logging.getLogger("kalda.logs")
-_new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
@@ -238,7 +238,7 @@ class Log(LogState):
         if idempotent:
             self._apply_producer(header, marker)
         start_offset = self.log_start_offset
-        return _new_tuple(
+        return new_tuple(
             AppendInfo, (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, False)
         )
 

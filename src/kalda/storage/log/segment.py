@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
+from kalda.base.new_tuple import new_tuple
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_BATCH_SIZE, BatchHeader, least_length, read_header
 from kalda.storage.config import LogConfig
 from kalda.storage.file_names import (
@@ -43,7 +44,6 @@ _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 _WALK = Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
 _WALK_SIZE = _WALK.size
 """One more than the smallest batch of magic 0 has, which is padded."""
-_new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 
 
 class Placed(NamedTuple):
@@ -404,7 +404,7 @@ class Segment:
             upto, next_offset, _ = _whole_batches(data, end_offset, self, position)
         if upto != len(data):
             data = memoryview(data)[:upto]
-        return _new_tuple(Slice, (data, next_offset, position + upto, not upto and first > len(data)))
+        return new_tuple(Slice, (data, next_offset, position + upto, not upto and first > len(data)))
 
     def bound(self, position: int, end_offset: int, max_bytes: int, read: Reader) -> int:
         """`max_bytes`, or less: up to the first index entry at or beyond `end_offset`, whose batch must not be read."""
