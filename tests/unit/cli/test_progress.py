@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
 from pathlib import Path
 
@@ -114,6 +115,51 @@ def test_the_processes_of_a_session_write_into_the_pipe_and_this_one_does_not() 
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert sorted(done.stderr.splitlines()) == ["Setting default log level to mine", "lost"]
+
+
+def run_session(body: str) -> subprocess.CompletedProcess[str]:
+    """A process in a session whose `jvm(code)` starts a process that runs this Python."""
+    script = (
+        "import os, signal, subprocess, sys, threading\n"
+        "from kalda.cli.common.quiet_spark import quiet_spark\n"
+        "def jvm(code):\n"
+        "    return subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE)\n"
+        f"with quiet_spark() as restore:\n{textwrap.indent(body, '    ')}"
+    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+def test_what_this_process_writes_while_the_session_is_made_is_shown() -> None:
+    done = run_session(
+        "jvm('import sys; print(\":: resolving\", file=sys.stderr)').wait()\nprint('5 s', file=sys.stderr)"
+    )
+    assert done.stderr == "5 s\n"
+
+
+START_OF_A_SOURCE = "import sys; sys.stdin.read(); open('/nonexistent')"
+
+
+@pytest.mark.parametrize("handler", ["signal.default_int_handler", "lambda *_: seen.set()"])
+def test_what_the_processes_of_a_session_write_after_a_signal_is_not_shown(handler: str) -> None:
+    done = run_session(
+        "seen = threading.Event()\n"
+        f"signal.signal(signal.SIGINT, {handler})\n"
+        f"starting = jvm({START_OF_A_SOURCE!r})\n"
+        "restore()\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    seen.wait(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    pass\n"
+        "starting.communicate(b'')\n"
+        "print('Interrupted', file=sys.stderr)\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "Interrupted\n")
+
+
+def test_what_the_processes_of_a_session_write_without_a_signal_is_shown() -> None:
+    done = run_session(f"starting = jvm({START_OF_A_SOURCE!r})\nrestore()\nstarting.communicate(b'')\n")
+    assert "FileNotFoundError" in done.stderr
 
 
 def test_stderr_is_restored_where_no_session_is_made() -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Thread, current_thread, main_thread
+from typing import TextIO
 
 _BANNER = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Setting (default|Spark) log level to|"
@@ -52,15 +55,42 @@ def told(lines: Iterable[str]) -> Iterator[str]:
 
 
 @contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Whether a signal has come since then that Python handles, by whichever handler; never outside the main thread.
+    The function may be called after the block, and is then true."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    is_main = current_thread() is main_thread()
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False) if is_main else -1
+    try:
+        yield lambda: bool(select.select([reading], [], [], 0)[0])
+    finally:
+        if is_main:
+            signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def _stream_on(fd: int, like: TextIO) -> TextIO:
+    """A stream to the descriptor, in the place of `like`; itself, where it is not on the standard descriptor."""
+    try:
+        is_standard = like.fileno() == 2
+    except OSError:  # of a test
+        is_standard = False
+    return open(fd, "w", 1, like.encoding, like.errors, closefd=False) if is_standard else like
+
+
+@contextmanager
 def quiet_spark() -> Iterator[Callable[[], None]]:
     """Within it, the pipe is there for processes that are started. The function that it gives puts this process's own
     stderr back, and is to be called when the session is made; the JVM keeps the pipe. Where it has not been called, an
     exception that leaves the block gets a note that names the file of what was written."""
-    sys.stderr.flush()
+    stream = sys.stderr
+    stream.flush()
     own = os.dup(2)
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
+    sys.stderr = _stream_on(own, stream)
     is_own = False
 
     def restore() -> None:
@@ -68,18 +98,19 @@ def quiet_spark() -> Iterator[Callable[[], None]]:
         if not is_own:
             sys.stderr.flush()
             os.dup2(own, 2)
+            sys.stderr = stream
             is_own = True
 
     file, name = tempfile.mkstemp(prefix="kalda-spark-", suffix=".log")
 
-    def later(lines: Iterable[str]) -> Iterator[str]:
-        for line in lines:
-            if is_own:
-                yield line
-            else:
-                os.write(file, line.encode())
+    def pass_on(is_ending: Callable[[], bool]) -> None:
+        def later(lines: Iterable[str]) -> Iterator[str]:
+            for line in lines:
+                if is_own and not is_ending():
+                    yield line
+                elif not is_closed:
+                    os.write(file, line.encode())
 
-    def pass_on() -> None:
         with os.fdopen(reading, encoding="utf-8", errors="replace") as source:
             for line in told(later(source)):
                 os.write(own, line.encode())
@@ -88,10 +119,10 @@ def quiet_spark() -> Iterator[Callable[[], None]]:
         restore()
         thread.join(_LAST_S)  # the JVM has closed the pipe, unless a worker of it lives on
 
-    thread = Thread(target=pass_on, daemon=True)
-    thread.start()
-    is_made = True
-    try:
+    is_made, is_closed = True, False
+    with _signals() as is_ending:
+        thread = Thread(target=pass_on, args=[is_ending], daemon=True)
+        thread.start()
         try:
             yield restore
         except Exception as error:
@@ -100,8 +131,9 @@ def quiet_spark() -> Iterator[Callable[[], None]]:
             if not is_made and os.fstat(file).st_size:
                 error.add_note(f"What Spark has written is in {name}")
             raise
-    finally:
-        restore_and_wait()
-        if is_made or not os.fstat(file).st_size:
-            os.unlink(name)
-        os.close(file)
+        finally:
+            restore_and_wait()
+            if is_made or not os.fstat(file).st_size:
+                os.unlink(name)
+            is_closed = True
+            os.close(file)
