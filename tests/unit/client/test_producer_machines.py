@@ -381,6 +381,40 @@ def test_a_record_fails_when_its_time_is_over_wherever_it_is() -> None:
     assert isinstance(world.delivered[0][1], DeliveryTimeout)
 
 
+def test_a_late_record_says_which_address_was_not_reached_where_other_brokers_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As an address in `advertised.listeners` that only some hosts reach."""
+    world = ready_world(**{"delivery.timeout.ms": 8_000, "request.timeout.ms": 7_500})
+    world.down = {0}
+    world.cut(0)
+    world.send(b"v", 0)
+    world.run(8_001)
+    address = world.core.metadata.brokers[0].address
+    reason = f"at the address that the cluster gives: cannot connect to {address}: refused"
+    assert f"Its leader is broker 0, {reason}" in str(world.delivered[0][1])
+    (warning,) = [each.getMessage() for each in caplog.records if "not reached" in each.getMessage()]
+    assert warning.endswith(f"broker 0 was not reached for 3 s, {reason}. Trying on")
+
+
+def test_a_late_record_says_why_it_was_refused_until_then() -> None:
+    world = ready_world(**{"delivery.timeout.ms": 2_000, "request.timeout.ms": 1_500})
+    world.on_produce = lambda _partition, _batch: ErrorCode.NOT_ENOUGH_REPLICAS
+    world.send(b"v", 0)
+    world.run(2_100)
+    assert isinstance(world.delivered[0][1], DeliveryTimeout)
+    assert "attempts: NOT_ENOUGH_REPLICAS: fewer replicas are in sync" in str(world.delivered[0][1])
+
+
+def test_a_late_record_says_that_its_partition_has_no_leader() -> None:
+    world = ready_world(**{"delivery.timeout.ms": 2_000, "request.timeout.ms": 1_500})
+    world.partitions[0].leader = -1
+    world.on_produce = lambda _partition, _batch: ErrorCode.NOT_LEADER_OR_FOLLOWER
+    world.send(b"v", 0)
+    world.run(2_100)
+    assert str(world.delivered[0][1]).endswith("The partition has no leader")
+
+
 def test_memory_of_an_expired_batch_is_free_when_its_request_has_ended() -> None:
     world = ready_world(**{"delivery.timeout.ms": 2_000, "request.timeout.ms": 1_900, "linger.ms": 0})
     answer = world._answer

@@ -59,7 +59,7 @@ from kalda.protocol.notation import Buffer, Request
 
 log = logging.getLogger(__name__)
 
-_ALONE_MS = 3_000
+_UNREACHED_MS = 3_000
 """So long a client tries in silence, as while a node starts anew."""
 _WARN_AGAIN_MS = 30_000
 OnDone = Callable[[Any, ApiError | None], None]
@@ -146,6 +146,30 @@ class ConnectionConfig(NamedTuple):
         )
 
 
+class _Unreached:
+    """Since when no attempt to connect has succeeded, and when a warning has said so."""
+
+    __slots__ = ("since_ms", "warned_at_ms")
+
+    def __init__(self) -> None:
+        self.since_ms: int | None = None
+        self.warned_at_ms: int | None = None
+
+    def clear(self) -> None:
+        """An attempt has succeeded."""
+        self.since_ms = self.warned_at_ms = None
+
+    def warn_of_s(self, now_ms: int) -> int | None:
+        """An attempt has failed. For how many seconds all have, where a warning of it is due."""
+        if self.since_ms is None:
+            self.since_ms = now_ms
+        for_ms = now_ms - self.since_ms
+        if for_ms < _UNREACHED_MS or (self.warned_at_ms is not None and now_ms - self.warned_at_ms < _WARN_AGAIN_MS):
+            return None
+        self.warned_at_ms = now_ms
+        return for_ms // 1000
+
+
 class _InFlight:
     __slots__ = ("call", "deadline_ms", "expects_response", "on_done", "read", "timeout_ms")
 
@@ -164,9 +188,9 @@ class _Peer:
     """One node."""
 
     __slots__ = (
-        "address", "chosen_versions", "connection_id", "failures", "in_flight", "last_correlation_id", "last_used_ms",
-        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "target", "throttled_until_ms", "traffic", "untried",
-        "versions", "without_response", "worked",
+        "address", "chosen_versions", "connection_id", "failure", "failures", "in_flight", "last_correlation_id",
+        "last_used_ms", "node_id", "retry_at_ms", "setup_deadline_ms", "state", "target", "throttled_until_ms",
+        "traffic", "unreached", "untried", "versions", "without_response", "worked",
     )  # fmt: skip
 
     traffic: NodeTraffic
@@ -192,6 +216,9 @@ class _Peer:
         """The last address at which the node has listed them: it is tried first."""
         self.failures = 0
         """Attempts to connect, and connections lost before a response, in a row."""
+        self.failure = ""
+        """Why the connection was last given up; empty once the node was connected again."""
+        self.unreached = _Unreached()
         self.retry_at_ms = 0
         self.setup_deadline_ms = 0
         self.throttled_until_ms = 0
@@ -222,9 +249,8 @@ class Connections:
         """Whether a host has had an address; also where none needs one in time, or any more."""
         self._resolve_deadline_ms: int | None = None
         """When the client fails unless a host has an address before."""
-        self._alone_since_ms: int | None = None
-        """When an attempt to connect failed first, since a node was connected."""
-        self._warned_at_ms: int | None = None
+        self._alone = _Unreached()
+        """Of attempts while no node was connected."""
         self._actions: list[Action] = []
         self._has_written = False
         """A request without a response has been written since the last `run`: there is room for the next one, and no
@@ -282,6 +308,11 @@ class Connections:
         """Whether there is a connection, busy or not."""
         peer = self._peers.get(node_id)
         return peer is not None and peer.state is ConnectionState.READY
+
+    def failure_of(self, node_id: int) -> str:
+        """Why the node is not connected: what its last connection ended with. Empty where it is, or none has failed."""
+        peer = self._peers.get(node_id)
+        return "" if peer is None else peer.failure
 
     def versions_of(self, node_id: int) -> PeerVersions | None:
         """The API versions of a connected node."""
@@ -631,7 +662,9 @@ class Connections:
         peer.worked = peer.target
         self.was_connected = True
         self.last_failure = ""
-        self._alone_since_ms = self._warned_at_ms = None
+        peer.failure = ""
+        peer.unreached.clear()
+        self._alone.clear()
         if answer.finalized_features_epoch >= 0:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
             self.on_features(answer.finalized_features_epoch, levels)
@@ -641,34 +674,31 @@ class Connections:
         tried; the node has failed where there is none."""
         if peer.state is ConnectionState.READY or not peer.untried:
             if peer.state is not ConnectionState.READY:
-                self._warn_alone(error, now_ms)
+                self._warn_unreached(peer, error, now_ms)
             self._give_up(peer, error, now_ms, lost)
             return
         log.debug("node %d, at one address of %s: %s", peer.node_id, peer.address, error.message)
         self._forget(peer)  # nothing but the request for the API versions can be in flight
         self._connect(peer, now_ms, peer.untried.popleft())
 
-    def _warn_alone(self, error: ApiError, now_ms: int) -> None:
-        """A client that reaches no node says so from time to time: its application sees calls that take long, or that
-        return nothing, and may never ask for the result of a `send`."""
-        if any(each.state is ConnectionState.READY for each in self._peers.values()):
-            return
-        if self._alone_since_ms is None:
-            self._alone_since_ms = now_ms
-        alone_ms = now_ms - self._alone_since_ms
-        if alone_ms >= _ALONE_MS and (self._warned_at_ms is None or now_ms - self._warned_at_ms >= _WARN_AGAIN_MS):
-            self._warned_at_ms = now_ms
-            log.warning(
-                "%s: no node was reached for %d s: %s. Trying on",
-                self._config.client_id,
-                alone_ms // 1000,
-                error.message,
-            )
+    def _warn_unreached(self, peer: _Peer, error: ApiError, now_ms: int) -> None:
+        """A client that does not reach what it needs says so from time to time: its application sees calls that take
+        long, or that return nothing, and may never ask for the result of a `send`."""
+        if not any(each.state is ConnectionState.READY for each in self._peers.values()):
+            for_s = self._alone.warn_of_s(now_ms)
+            if for_s is not None:
+                text = "%s: no node was reached for %d s: %s. Trying on"
+                log.warning(text, self._config.client_id, for_s, error.message)
+        elif peer.node_id >= 0:
+            for_s = peer.unreached.warn_of_s(now_ms)
+            if for_s is not None:
+                text = "%s: broker %d was not reached for %d s, at the address that the cluster gives: %s. Trying on"
+                log.warning(text, self._config.client_id, peer.node_id, for_s, error.message)
 
     def _give_up(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """The node has failed: it is connected again after a backoff. Requests in flight fail with `error`."""
         log.debug("node %d: %s", peer.node_id, error.message)
-        self.last_failure = error.message
+        self.last_failure = peer.failure = error.message
         peer.failures += 1
         peer.retry_at_ms = now_ms + self._config.backoff.pause_ms(peer.failures)
         if lost and peer.node_id >= 0:

@@ -102,6 +102,8 @@ class ProducerBatch(appending.Records):
     """The pause before the next attempt; -1: not chosen yet."""
     in_retry = False
     """It was sent before, and is queued again."""
+    retried_for = ""
+    """Why its last attempt failed."""
     is_in_flight = False
     """It is in a request: its memory may be read."""
     is_tracked = False

@@ -404,6 +404,8 @@ class Sender:
             self._split(batch)
         elif self._may_retry(batch, result, code, now_ms):
             log.debug("%s: %s, attempt %d", partition, code.name, batch.attempts + 1)
+            why = result.error_message or ADVICE.get(code)
+            batch.retried_for = f"{code.name}: {why}" if why else code.name
             self._metrics.on_retry(batch)
             self._accumulator.reenqueue(batch, now_ms)
         elif code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
@@ -481,8 +483,20 @@ class Sender:
         error = DeliveryTimeout(
             f"{batch.count} records for {batch.topic_partition} were not acknowledged: {waited_ms} ms have passed "
             f"since their batch was created, and delivery.timeout.ms is {self._config.delivery_timeout_ms}"
+            f"{self._why_not_sent(batch)}"
         )
         self._fail(batch, error, False)
+
+    def _why_not_sent(self, batch: ProducerBatch) -> str:
+        """What the batch waits for, as the end of a sentence. Most often it is an address, of those that the brokers
+        give in `advertised.listeners`, that cannot be reached from here."""
+        leader = self._metadata.leader_of(*batch.topic_partition)
+        if leader is None:
+            return ". The partition has no leader"
+        failure = self._connections.failure_of(leader.node_id)
+        if failure:
+            return f". Its leader is broker {leader.node_id}, at the address that the cluster gives: {failure}"
+        return f". The last of {batch.attempts} attempts: {batch.retried_for}" if batch.retried_for else ""
 
     @property
     def has_in_flight(self) -> bool:
