@@ -27,13 +27,18 @@ from kalda.raft.quorum_state import ElectionState
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
-from kalda.sim.disk import SimDisk
+from kalda.sim.disk import SimDisk, _DirNode
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
+from kalda.storage.log.retention import delete_old_segments
 
-CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
+RETENTION_MS = 100_000
+CONFIG = LogConfig(
+    segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0, retention_ms=RETENTION_MS
+)
+"""`STEPS` are fewer than `RETENTION_MS`: records expire only where a test lets that time pass."""
 STEPS = 300
 
 
@@ -183,6 +188,64 @@ def produce_through_losses_of_power(seed: int, *, syncs_fail: bool = False) -> N
     producer.take_acknowledgements(broker)
     assert producer.acknowledged == producer.sent
     assert broker.values() == list(range(producer.sent))
+
+
+def expire_through_losses_of_power(seed: int) -> None:
+    """All records are over age again and again, so that the log goes on in a new segment alone."""
+    rng = random.Random(seed)
+    disk = SimDisk(random.Random(seed + 3_000))
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    producer, epoch = Producer(), 0
+    broker = Broker(disk, rng, epoch, 1_000)
+    for _ in range(STEPS):
+        match rng.choices(("send", "thread", "acknowledge", "maintenance", "expire", "power"), (4, 8, 3, 2, 1, 0.5))[0]:
+            case "send" if len(producer.under_way) < IN_FLIGHT:
+                producer.send(broker, producer.sent)
+                producer.sent += 1
+            case "thread":
+                broker.threads.step()
+            case "acknowledge":
+                producer.take_acknowledgements(broker)
+            case "maintenance":
+                broker.maintenance()
+            case "expire":
+                broker.now_ms += RETENTION_MS + 1
+                delete_old_segments(broker.partition.log, broker.now_ms)
+            case "power":
+                producer.take_acknowledgements(broker)
+                disk.crash()
+                disk.let_go()
+                epoch += 1
+                broker = Broker(disk, rng, epoch, broker.now_ms)
+                log, values = broker.partition.log, broker.values()
+                assert log.log_end_offset >= producer.acknowledged, "offsets of acknowledged records are used again"
+                assert values == list(range(log.log_start_offset, log.log_end_offset)), "an offset has another record"
+                producer.begin_anew(broker)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_offset_is_used_again_where_all_records_have_expired(seed: int) -> None:
+    expire_through_losses_of_power(seed)
+
+
+def test_a_deletion_that_outlives_the_new_segment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment's name comes before the renames: on a disk that keeps later changes of a directory without earlier
+    ones, no file would be left that has the log's end in its name."""
+
+    def keep_any(self: _DirNode, rng: random.Random) -> None:
+        self.pending = [changes for changes in self.pending if rng.random() < 0.5]
+        crash(self, rng)
+
+    crash = _DirNode.crash
+    monkeypatch.setattr(_DirNode, "crash", keep_any)
+    for seed in range(100):
+        try:
+            expire_through_losses_of_power(seed)
+        except AssertionError as error:
+            if "are used again" in str(error):
+                return
+    pytest.fail("no seed notices")
 
 
 def fail_the_sync(disk: SimDisk, log: MetadataLog, flush: tuple[Job[None], int] | None) -> None:

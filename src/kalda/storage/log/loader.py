@@ -383,10 +383,12 @@ class Loading:
         it depend on the index."""
         producers = self._producers
         self._recovered_from = to_recover[0].base_offset
+        # A crash during a deletion may leave snapshots from before the first segment: batches after them are missing.
+        start = max(self._given.log_start_offset, segments.first.base_offset - 1)
         for segment in to_recover:
             base = segment.base_offset
             if producers.map_end_offset != base or not base:
-                self._load_producers(segments, self._given.log_start_offset, base)
+                self._load_producers(segments, start, base)
             later = segments.above(base)
             is_synced = bool(later) and (self._given.clean or base < self._recovery_begin)
             cut = self._recover_segment(segment, later[0].base_offset if later else None, is_synced)
