@@ -17,6 +17,7 @@ from kalda.base.errors import ApiError
 from kalda.cli.common.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
 from kalda.cli.common.habits import KAFKA_TOOLS, KCAT_MODES, OTHER_NAMES
 from kalda.cli.common.nouns import command_first, kcat_mode, no_such_command
+from kalda.cli.common.os_errors import sentence
 from kalda.cli.common.output import is_stdout_closed
 from kalda.cli.common.server_options import server_command
 
@@ -103,8 +104,7 @@ class Kalda(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE and is_stdout_closed():
                 end_by_closed_pipe()
-            where = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{where}{error.strerror or error}") from error
+            raise Failure(sentence(error)) from error
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             sys.exit(INTERRUPTED)

@@ -250,6 +250,7 @@ async def _serve(options: ServerOptions) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.process.node import Node, StartError
     from kalda.broker.process.shell import Host
+    from kalda.cli.common.os_errors import sentence
 
     log = logging.getLogger("kalda.server")
     try:
@@ -258,7 +259,7 @@ async def _serve(options: ServerOptions) -> int:
         log.error("cannot start with %s: it is a directory: --dir %s is meant", options.source, options.source)
         return 1
     except OSError as error:
-        log.error("cannot start with %s: %s", options.source, error.strerror or error)
+        log.error("cannot start with %s: %s", options.source, sentence(error, options.source))
         return 1
     except (ValueError, InvalidConfig) as error:
         log.error("cannot start with %s: %s", options.source, error)

@@ -16,6 +16,7 @@ from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.broker.process.config_providers import read_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.common.nouns import Noun
+from kalda.cli.common.os_errors import sentence
 from kalda.cli.common.output import report_option, say
 from kalda.cli.local.single_node import DEFAULT_PORT, properties_text
 from kalda.metadata.features import FEATURES, default_levels
@@ -53,7 +54,7 @@ def _read_config(config_file: str) -> ServerConfig:
     except InvalidConfig as error:
         _fail(f"{config_file}: {error.message}")
     except OSError as error:
-        _fail(f"Cannot read {config_file}: {error.strerror or error}")
+        _fail(f"Cannot read {config_file}: {sentence(error, config_file)}")
     except ValueError as error:
         _fail(f"Cannot read {error}")
 
@@ -184,8 +185,10 @@ def format_command(
     now_ms = time.time_ns() // 1_000_000
     try:
         format_storage(RealDisk(), request, new_id=_new_id, entropy=os.urandom, now_ms=now_ms, say=say)
-    except (FormatError, OSError) as error:
+    except FormatError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(sentence(error))
 
 
 def _feature_levels(features: tuple[str, ...]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
 
 
@@ -46,13 +47,11 @@ def make(directory: Path, hosts: tuple[str, ...], clients: tuple[str, ...], days
 
         files = make_certificates(directory, hosts, clients, days)
     except ImportError as error:
-        raise click.ClickException(
-            "certificates need the package cryptography: pip install 'kalda[security]'"
-        ) from error
+        raise Failure("certificates need the package cryptography: pip install 'kalda[security]'") from error
     except FileExistsError as error:
-        raise click.ClickException(f"{error.filename} exists: give another directory, or remove it first") from error
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(f"{error.filename} exists: give another directory, or remove it first") from error
+    except ValueError as error:
+        raise Failure(str(error)) from error
     nodes = [
         "# server.properties: a listener of SSL or SASL_SSL needs",
         "ssl.keystore.type=PEM",

@@ -52,7 +52,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, as_json: bool) -> None:
-    """Send all of Kalda's log lines to standard output, and those of the audit log, which has Kafka's name."""
+    """Send all of Kalda's log lines to standard output, and those of the audit log, which has Kafka's name. A line that
+    cannot be written, as to a full disk, is left out: `logging` would print a traceback for it."""
+    logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     for root in _roots():

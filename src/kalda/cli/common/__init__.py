@@ -3,6 +3,7 @@
 - `session`, `profiles`: the options for the cluster's address, the clients' configuration and the timeout
 - `command_admin`: the admin client that commands get, and what they ask of it beside the calls of `Admin`
 - `failures`: one line on stderr and an exit code
+- `os_errors`: what a file or a disk refuses, as a sentence
 - `output`, `times`: tables, JSON and progress; times and durations
 - `metrics_pages`: pages of metrics that nodes serve
 - `completing`, `completion`: what completes options, keys and names; the script for a shell

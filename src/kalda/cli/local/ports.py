@@ -18,6 +18,7 @@ from kalda.network.free_ports import is_free
 from kalda.storage.checkpoints import LOCK_FILE
 
 MAX_PORT = 65_535
+_LAST_OF_ROOT = 1_023
 _LISTENING = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 _STEP = 100
@@ -125,19 +126,24 @@ def check_not_running(config: ServerConfig) -> None:
 
 
 def check_ports(config: ServerConfig, command: str) -> None:
-    """Raises `ValueError` where a port of the node is in use: by which process, and how `command` takes another."""
+    """Raises `ValueError` where the node may not have a port, or it is in use: by which process, and how `command`
+    takes another."""
     for endpoint in config.listeners:
         try:
             if endpoint.port == 0 or is_free(endpoint.port, endpoint.host or None):
                 continue
         except OSError:  # not an address of this host: the node says so
             continue
+        moving = f"start this node at other ports: {command} --port {_other_port(config.listeners)}"
+        if endpoint.port <= _LAST_OF_ROOT and not _listening_inodes(endpoint.port):
+            raise ValueError(
+                f"port {endpoint.port} of listener {endpoint.listener} is not for user {os.geteuid()}: those up to "
+                f"{_LAST_OF_ROOT} are root's. Give the process CAP_NET_BIND_SERVICE, or {moving}"
+            )
         holder = who_listens(endpoint.port)
         by = "another process" if holder is None else f"process {holder.pid} ({holder.command or 'unknown'})"
-        other = _other_port(config.listeners)
         raise ValueError(
-            f"port {endpoint.port} of listener {endpoint.listener} is in use by {by}. Stop it, or start this node at "
-            f"other ports: {command} --port {other}"
+            f"port {endpoint.port} of listener {endpoint.listener} is in use by {by}. Stop it, or {moving}"
         )
 
 

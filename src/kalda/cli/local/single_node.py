@@ -108,12 +108,22 @@ def _first_properties(directory: str, port: int) -> str:
         raise ValueError(
             f"{directory} has files, but no {PROPERTIES_FILE}: name an empty directory with --dir, or a properties FILE"
         )
+    if not _is_utf8(directory):
+        raise ValueError(f"the path is not UTF-8, as {PROPERTIES_FILE} is: choose another")
     if "," in directory or directory != directory.strip() or "\\" in directory:
         raise ValueError(
             f"{directory}: log.dirs is a list separated by commas; choose a path without a comma, a backslash, and "
             "blanks at its ends"
         )
     return properties_text(os.path.join(directory, "data"), port)
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # bytes of a file's name, as Python keeps them
+        return False
+    return True
 
 
 def _format(config: ServerConfig) -> None:
