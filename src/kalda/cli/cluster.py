@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import METADATA_TOPIC_NAME
 from kalda.cli.cluster_local import (
     STOP_S,
     directory_option,
@@ -42,15 +41,6 @@ from kalda.cli.common.output import (
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster, with_cluster_or_controllers
 from kalda.cli.common.times import Seconds
 from kalda.cli.local.layout import LayoutError
-from kalda.client.transport.one_node import OneNode
-from kalda.clientcore.connections.cluster_values import parse_bootstrap
-from kalda.clientcore.connections.errors import refused
-from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
-from kalda.protocol.messages.quorum import (
-    DescribeQuorumRequest,
-    DescribeQuorumRequestPartitionData,
-    DescribeQuorumRequestTopicData,
-)
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
@@ -353,45 +343,18 @@ class FoundCluster(NamedTuple):
 
 
 def ask_controllers(servers: str) -> FoundCluster:
-    """The cluster of the first controller that answers. Raises `LayoutError`; `ValueError` for a malformed address."""
-    reasons: list[str] = []
-    for host, port in parse_bootstrap(servers):
-        try:
-            return _ask_controller(host, port)
-        except ApiError as error:
-            reasons.append(error.message or error.code.name)
-    raise LayoutError(f"no controller answers at {servers}: {'; '.join(reasons)}")
+    """The cluster of the controllers that answer. Raises `LayoutError`; `ValueError` for a malformed address."""
+    from kalda.cli.common.command_admin import CommandAdmin
 
-
-def _ask_controller(host: str, port: int) -> FoundCluster:
-    with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
-        answer = controller.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
-    if answer.error_code:
-        raise refused(answer.error_code, f"{host}:{port}", answer.error_message)
-    leader = next((node for node in answer.brokers if node.broker_id == answer.controller_id), None)
-    node_ids = frozenset(node.broker_id for node in answer.brokers)
-    if leader is not None:
-        node_ids |= _replicas(leader.host, leader.port)
-    return FoundCluster(answer.cluster_id, node_ids)
-
-
-def _replicas(host: str, port: int) -> frozenset[int]:
-    """Ids of the voters and observers of the metadata log; the address is its leader's."""
-    request = DescribeQuorumRequest(
-        topics=[
-            DescribeQuorumRequestTopicData(
-                topic_name=METADATA_TOPIC_NAME, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
-            )
-        ]
-    )
-    with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
-        answer = controller.request(request)
-    return frozenset(
-        replica.replica_id
-        for topic in answer.topics
-        for partition in topic.partitions
-        for replica in (*partition.current_voters, *partition.observers)
-    )
+    try:
+        with CommandAdmin(
+            servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS, of_controllers=True
+        ) as admin:
+            found, quorum = admin.describe_cluster(), admin.describe_quorum()
+    except ApiError as error:
+        raise LayoutError(f"no controller answers at {servers}: {error.message or error.code.name}") from error
+    replicas = (each.node_id for each in (*quorum.voters, *quorum.observers))
+    return FoundCluster(found.cluster_id, frozenset((*(node.node_id for node in found.nodes), *replicas)))
 
 
 @click.group(cls=Noun)

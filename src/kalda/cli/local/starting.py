@@ -11,16 +11,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kalda.base.errors import ApiError, Portable
-from kalda.cli.local.layout import ClusterLayout, LayoutError, NodePlace
+from kalda.cli.common.command_admin import CommandAdmin
+from kalda.cli.local.layout import ClusterLayout, LayoutError, NodePlace, join_host_port
 from kalda.cli.local.log_lines import tail
 from kalda.cli.local.process import NodeProcess
-from kalda.client.transport.one_node import OneNode
+from kalda.client.admin.nodes import describe_cluster
 from kalda.network.free_ports import free_ports, is_free
-from kalda.protocol.messages.metadata import DescribeClusterRequest
 
 _POLL_S = 0.03
 _CALL_MS = 2_000
 _LAST_LINES = 15
+_SOON = dict.fromkeys(
+    ("reconnect.backoff.ms", "reconnect.backoff.max.ms", "retry.backoff.ms", "retry.backoff.max.ms"), 30
+)
+"""How often a node that starts is asked again."""
 
 
 class StartFailure(Portable, Exception):
@@ -111,9 +115,8 @@ def _check_alive(layout: ClusterLayout) -> None:
 
 
 def _unfenced_brokers(layout: ClusterLayout, place: NodePlace) -> set[int]:
-    """The unfenced brokers in this node's metadata. Raises `ApiError`."""
-    with OneNode(layout.local_host, place.port, timeout_ms=_CALL_MS, connect_timeout_ms=_CALL_MS) as node:
-        answer = node.request(DescribeClusterRequest())
-    if answer.cluster_id != layout.cluster_id:
-        return set()
-    return {broker.broker_id for broker in answer.brokers if not broker.is_fenced}
+    """The unfenced brokers in this node's metadata. Raises `ApiError`, also where the node is not one of them."""
+    server = join_host_port(layout.local_host, place.port)
+    with CommandAdmin(server, config=_SOON, timeout_ms=_CALL_MS, connect_timeout_ms=_CALL_MS) as admin:
+        found = admin.run("its metadata", describe_cluster(broker_id=place.node_id))
+    return {node.node_id for node in found.nodes} if found.cluster_id == layout.cluster_id else set()

@@ -52,11 +52,14 @@ class LogDir(NamedTuple):
     """Size in bytes by partition."""
 
 
-def describe_cluster(*, fenced: bool, of_controllers: bool) -> Plan[ClusterDescription]:
-    """DescribeCluster."""
+def describe_cluster(
+    *, fenced: bool = False, of_controllers: bool = False, broker_id: int | None = None
+) -> Plan[ClusterDescription]:
+    """DescribeCluster, by any node or by one broker."""
     kind = EndpointType.CONTROLLERS if of_controllers else EndpointType.BROKERS
     request = DescribeClusterRequest(endpoint_type=kind, include_fenced_brokers=fenced)
-    answer = yield from single(Ask(ANY, request), error_of("the cluster"))
+    target = ANY if broker_id is None else Target(TargetKind.BROKER, broker_id)
+    answer = yield from single(Ask(target, request), error_of("the cluster"))
     nodes = tuple(
         Node(each.broker_id, each.host, each.port, each.rack, each.is_fenced)
         for each in sorted(answer.brokers, key=lambda broker: int(broker.broker_id))

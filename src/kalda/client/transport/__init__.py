@@ -7,6 +7,5 @@
   one that logs in
 - `instance_ids`: the id under which a client pushes metrics, awaited
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine
-- `one_node`: a connection to one certain node, driven by the calling thread
 - `config_files`, `profiles`: a client's configuration from a properties file, or by its name on this machine
 """
