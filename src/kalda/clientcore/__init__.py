@@ -5,7 +5,7 @@ A core is what a shell of `client` drives: it is called with responses and with 
 - `producer`: a whole producer, put together from `producing`
 - `consumer`: a whole consumer, put together from `consuming` and `groups`
 - `share_consumer`: a whole share consumer, put together from `sharing` and `groups`
-- `subscribed_core`: what both have in common
+- `subscribed_core`: what both have in common; `client_core`: what the cores of all clients have
 - `administration`: administrative calls as plans, and how they are run
 - `interceptors`: those of producers and consumers, from their configuration to their end
 - `serdes`: the types of Kafka's own serializers and deserializers

@@ -20,22 +20,26 @@ Not obvious:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.connections.backoff import Backoff
+from kalda.clientcore.client_core import ClientCore
+from kalda.clientcore.connections.backoff import Random
+from kalda.clientcore.connections.client_metrics import ClientMetrics, metric_config
 from kalda.clientcore.connections.cluster_values import Broker, read_metadata
-from kalda.clientcore.connections.connections import Action, Connections
 from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, refused
-from kalda.clientcore.connections.metadata import ClusterMetadata
-from kalda.clientcore.connections.requests import COORDINATOR_BASE, COORDINATOR_MOVED, Requests
+from kalda.clientcore.connections.requests import COORDINATOR_BASE, COORDINATOR_MOVED
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.protocol.messages.groups import CoordinatorType
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.naming import MAX_ELEMENTS_SENT, elements_of
 from kalda.protocol.notation import Request
+
+if TYPE_CHECKING:
+    from kalda.base.configs.admin import AdminConfig
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -273,36 +277,42 @@ class _Run:
 
 
 _UNANSWERED = object()
+_MAX_IDLE_MS = 300_000
+"""For how long a topic that no plan asks for stays in the metadata."""
 
 
-class AdminCore:
+class AdminCore(ClientCore):
     """The machines of one administrative client."""
 
     def __init__(
         self,
-        metadata: ClusterMetadata,
-        connections: Connections,
-        retry: Backoff,
+        config: AdminConfig,
+        *,
+        client_id: str,
+        software_version: str,
+        random: Random,
+        lock: AbstractContextManager[Any],
         now_ms: int,
         first_contact_ms: int | None = None,
     ) -> None:
-        self.metadata = metadata
+        """Raises `InvalidConfig`."""
+        super().__init__(
+            config,
+            ClientMetrics("admin-client", client_id, metric_config(config.values), version=software_version, lock=lock),
+            client_id=client_id,
+            software_version=software_version,
+            random=random,
+            now_ms=now_ms,
+            controllers=config.bootstrap_controllers,
+            max_idle_ms=_MAX_IDLE_MS,
+            labels={},
+        )
         self._first_contact_ms = first_contact_ms
-        self.connections = connections
-        self.requests = Requests(metadata, connections, retry, now_ms)
-        self.refused: ApiError | None = None
-        self.connections.on_refused = self._on_refused
-        self._retry = retry
         self._runs: list[_Run] = []
         self._coordinators: dict[Target, Broker] = {}
         self._finding: set[Target] = set()
 
     # -- turns
-
-    def at(self, now_ms: int) -> Connections:
-        """The connections, for an event at this time."""
-        self.requests.now_ms = now_ms
-        return self.connections
 
     def run(self, now_ms: int) -> None:
         """Do all that can be done now."""
@@ -310,6 +320,7 @@ class AdminCore:
         self.requests.run()
         for run in list(self._runs):
             self._run(run)
+        self._run_own_metrics()
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due, if nothing happens before."""
@@ -317,15 +328,18 @@ class AdminCore:
         requests_ms = self.requests.deadline_ms()
         if requests_ms == now_ms:
             return now_ms
-        times = [requests_ms]
+        times = [requests_ms, self._own_metrics_due_ms]
         times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
         if self._first_contact_ms is not None and not self.connections.was_connected:
             times += [run.began_ms + self._first_contact_ms for run in self._runs]
         return self.requests.earliest(times)
 
-    def take_actions(self) -> list[Action]:
-        """What the shell has to do on connections, in order."""
-        return self.connections.take_actions()
+    def end(self, error: ApiError) -> None:
+        """Close the connections; plans that run fail with `error`."""
+        self.connections.close(self.requests.now_ms)
+        runs, self._runs = self._runs, []
+        for run in runs:
+            run.operation.fail(error)
 
     # -- plans
 
@@ -536,9 +550,6 @@ class AdminCore:
                 if index in run.left and run.asks[index].target == target:
                     run.left.discard(index)
                     self._reply(run, index, error)
-
-    def _on_refused(self, error: ApiError) -> None:
-        self.refused = error
 
 
 def _mentions_moved(answer: Any) -> bool:

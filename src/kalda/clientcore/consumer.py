@@ -82,7 +82,6 @@ class ConsumerCore(SubscribedCore):
     ) -> None:
         """`member_id` is a fresh UUID, for `group.protocol=consumer`; `wall_ms` is the wall clock. Raises
         `InvalidConfig`."""
-        self.config = config
         subscription = Subscription()
         metrics = _metrics_of(config, client_id, subscription, software_version)
         super().__init__(
@@ -191,13 +190,12 @@ class ConsumerCore(SubscribedCore):
             self.positions.deadline_ms(),
             self.fetcher.deadline_ms(),
             self.committing.deadline_ms(),
+            self._own_metrics_due_ms,
         ]
         if self._membership is not None and self.subscription.is_by_group and not self.is_closed:
             times.append(self._membership.deadline_ms(is_polling))
         if self.subscription.pattern is not None:
             times.append(self._next_topics_ms)
-        if self.own_metrics is not None:
-            times.append(self.own_metrics.due_ms)
         times += [lookup.operation.deadline_ms for lookup in self._lookups]
         return self.requests.earliest(times)
 

@@ -8,19 +8,14 @@ The caller's thread uses `metadata.want` and `accumulator.append` only; all else
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.clientcore.client_core import ClientCore
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import metric_config
-from kalda.clientcore.connections.cluster_values import configured_bootstrap
-from kalda.clientcore.connections.connections import Action, ConnectionConfig, Connections
-from kalda.clientcore.connections.metadata import ClusterMetadata
-from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
-from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.producing.accumulator import Accumulator, AccumulatorConfig
 from kalda.clientcore.producing.buffer_pool import BufferPool
 from kalda.clientcore.producing.idempotence import Idempotence
@@ -35,12 +30,11 @@ if TYPE_CHECKING:
     from kalda.clientcore.producing.transactions import TransactionDriver
 
 
-class ProducerCore:
+class ProducerCore(ClientCore):
     """The machines of one producer."""
 
-    own_metrics: OwnMetrics | None = None
-    """What pushes the producer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
-    false."""
+    config: ProducerConfig
+    metrics: ProducerMetrics
 
     def __init__(
         self,
@@ -53,15 +47,19 @@ class ProducerCore:
         lock: AbstractContextManager[Any],
         now_ms: int,
     ) -> None:
-        self.config = config
-        self.client_id = client_id
-        self.metrics = ProducerMetrics(client_id, metric_config(config.values), version=software_version, lock=lock)
-        self._retry = retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
-        self.metadata = _metadata(config, retry)
-        self.connections = Connections(
-            ConnectionConfig.of(config, client_id, software_version, random, config.max_in_flight), self.metrics
+        super().__init__(
+            config,
+            ProducerMetrics(client_id, metric_config(config.values), version=software_version, lock=lock),
+            client_id=client_id,
+            software_version=software_version,
+            random=random,
+            now_ms=now_ms,
+            max_in_flight=config.max_in_flight,
+            max_idle_ms=config.metadata_max_idle_ms,
+            creates_topics=True,
+            labels={"transactional_id": config.transactional_id},
         )
-        self.requests = Requests(self.metadata, self.connections, retry, now_ms)
+        retry = self._retry
         self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
         self.accumulator = Accumulator(
             _accumulator_config(config, retry, random), self.pool, self.metadata, ticket_type, lock
@@ -91,9 +89,6 @@ class ProducerCore:
             lambda: self.connections.in_flight,
             lambda: self.metadata.updated_at_ms or self._made_at_ms,
         )
-        self.refused: ApiError | None = None
-        """The bootstrap servers are not brokers."""
-        self.connections.on_refused = self._on_refused
         self._seen_version = -1
         """The metadata's version at the last `run`."""
         self._id_failures = 0
@@ -102,11 +97,6 @@ class ProducerCore:
     def now_ms(self) -> int:
         """The time of the event that is being processed."""
         return self.requests.now_ms
-
-    def at(self, now_ms: int) -> Connections:
-        """The connections, for an event at this time."""
-        self.requests.now_ms = now_ms
-        return self.connections
 
     # -- turns
 
@@ -129,44 +119,25 @@ class ProducerCore:
         self.sender.run(now_ms)
         if self.transactions is not None:
             self.transactions.run(now_ms, self.sender.has_in_flight)
-        if self.own_metrics is not None and now_ms >= self.own_metrics.due_ms:
-            self.own_metrics.run(now_ms)
+        self._run_own_metrics()
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due, if nothing happens before."""
-        times = [self.sender.deadline_ms(now_ms), self.connections.deadline_ms(now_ms), self._request_at_ms(now_ms)]
+        times = [
+            self.sender.deadline_ms(now_ms),
+            self.connections.deadline_ms(now_ms),
+            self._request_at_ms(now_ms),
+            self._own_metrics_due_ms,
+        ]
         if self._seen_version != self.metadata.version:
             return now_ms
         if self.transactions is not None:
             times.append(self.transactions.deadline_ms(now_ms))
-        if self.own_metrics is not None:
-            times.append(self.own_metrics.due_ms)
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
-
-    def take_actions(self) -> list[Action]:
-        """What the shell has to do on connections, in order."""
-        return self.connections.take_actions()
 
     def take_finished(self) -> list[ProducerBatch]:
         """Batches that are done, in order."""
         return self.sender.take_finished()
-
-    # -- its own metrics
-
-    def push_metrics(self, wall_ms: Callable[[], int]) -> None:
-        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
-        self.metrics.started_at_ms = wall_ms()
-        if not self.config.enable_metrics_push:
-            return
-        transactional_id = self.config.transactional_id
-        self.own_metrics = OwnMetrics(
-            self.connections,
-            measured_by(self.metrics),
-            () if transactional_id is None else (("transactional_id", transactional_id),),
-            wall_ms=wall_ms,
-            now_ms=self.now_ms,
-            random=self._retry.random,
-        )
 
     @property
     def has_work(self) -> bool:
@@ -180,7 +151,7 @@ class ProducerCore:
         return (
             self.sender.is_idle
             and (self.transactions is None or self.transactions.has_ended(now_ms))
-            and (self.own_metrics is None or self.own_metrics.has_ended(now_ms))
+            and self.metrics_have_ended(now_ms)
         )
 
     def end(self, error: ApiError | None, now_ms: int) -> None:
@@ -202,9 +173,6 @@ class ProducerCore:
             due_ms = id_ms if due_ms is None else min(due_ms, id_ms)
         return self.requests.any_node_at_ms(due_ms, now_ms)
 
-    def _on_refused(self, error: ApiError) -> None:
-        self.refused = error
-
     def _update_producer_id(self, idempotence: Idempotence, now_ms: int) -> None:
         idempotence.run()
         if not idempotence.needs_request or now_ms < self._id_retry_at_ms or not self.accumulator.incomplete:
@@ -225,18 +193,6 @@ class ProducerCore:
                 self._id_retry_at_ms = self.requests.retry_at_ms(self._id_failures)
 
         self.requests.send(node_id, request, on_done)
-
-
-def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:
-    return ClusterMetadata(
-        configured_bootstrap(config.bootstrap_servers),
-        retry,
-        max_age_ms=config.metadata_max_age_ms,
-        max_idle_ms=config.metadata_max_idle_ms,
-        may_rebootstrap=config.may_rebootstrap,
-        rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
-        checks_cluster=config.checks_cluster,
-    )
 
 
 def _accumulator_config(config: ProducerConfig, retry: Backoff, random: Random) -> AccumulatorConfig:

@@ -53,7 +53,6 @@ class ShareConsumerCore(SubscribedCore):
         now_ms: int,
     ) -> None:
         """`member_id` is a fresh UUID. Raises `InvalidConfig`."""
-        self.config = config
         super().__init__(
             config,
             Subscription(),
@@ -95,11 +94,9 @@ class ShareConsumerCore(SubscribedCore):
         requests_ms = self.requests.deadline_ms()
         if requests_ms == now_ms:
             return now_ms
-        times = [requests_ms, self.fetcher.deadline_ms()]
+        times = [requests_ms, self.fetcher.deadline_ms(), self._own_metrics_due_ms]
         if not self.is_closed and self.subscription.is_by_group:
             times.append(self.membership.deadline_ms(is_polling))
-        if self.own_metrics is not None:
-            times.append(self.own_metrics.due_ms)
         return self.requests.earliest(times)
 
     # -- what is read

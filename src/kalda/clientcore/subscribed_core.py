@@ -1,28 +1,21 @@
-"""What the cores of consumers and of share consumers have in common: connections, requests, the metadata of the topics
-that are subscribed to and assigned, deserializers, and the metrics that are pushed.
-
-    at(now)            the connections, for an event at this time
-    take_actions()     what the shell has to do on connections, in order
+"""What the cores of consumers and of share consumers have in common: the metadata of the topics that are subscribed to
+and assigned, and deserializers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.topic_names import can_be_requested
-from kalda.clientcore.connections.backoff import Backoff, Random
+from kalda.clientcore.client_core import ClientCore
+from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics
-from kalda.clientcore.connections.cluster_values import configured_bootstrap
-from kalda.clientcore.connections.connections import Action, ConnectionConfig, Connections
 from kalda.clientcore.connections.errors import refused
-from kalda.clientcore.connections.metadata import ClusterMetadata
-from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
-from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.consuming.deserializers import deserializer_of
 from kalda.clientcore.consuming.subscription import Subscription
 from kalda.clientcore.interceptors import codec_of
@@ -34,22 +27,16 @@ if TYPE_CHECKING:
     from kalda.base.configs.share_consumer import ShareConsumerConfig
     from kalda.records.consuming import Read
 
-_MAX_IN_FLIGHT = 100
-"""Requests of one connection without a response: a consumer sends few, and none that must keep an order."""
 _FATAL_OF_TOPIC = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION)
 _CODECS = ("key.deserializer", "value.deserializer")
 
 
-class SubscribedCore(ABC):
+class SubscribedCore(ClientCore, ABC):
     """The machines of one consumer of any kind."""
 
-    own_metrics: OwnMetrics | None = None
-    """What pushes the consumer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
-    false."""
     kept_topics: frozenset[str] = frozenset()
     """Topics whose metadata is wanted although none of their partitions is assigned: one will be."""
     config: ConsumerConfig | ShareConsumerConfig
-    metrics: ClientMetrics
 
     def __init__(
         self,
@@ -63,32 +50,24 @@ class SubscribedCore(ABC):
         now_ms: int,
     ) -> None:
         """Raises `InvalidConfig`."""
-        self.client_id = client_id
+        super().__init__(
+            config,
+            metrics,
+            client_id=client_id,
+            software_version=software_version,
+            random=random,
+            now_ms=now_ms,
+            creates_topics=config.allow_auto_create_topics,
+            group_id=config.group_id,
+            is_fetching=True,
+            labels={"group_id": config.group_id, "group_instance_id": getattr(config, "group_instance_id", None)},
+        )
         self.subscription = subscription
-        self.metrics = metrics
-        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
-        self.metadata = ClusterMetadata(
-            configured_bootstrap(config.bootstrap_servers),
-            retry,
-            max_age_ms=config.metadata_max_age_ms,
-            max_idle_ms=None,
-            may_rebootstrap=config.may_rebootstrap,
-            rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
-            checks_cluster=config.checks_cluster,
-            allow_auto_topic_creation=config.allow_auto_create_topics,
-        )
-        self.connections = Connections(
-            ConnectionConfig.of(config, client_id, software_version, random, _MAX_IN_FLIGHT), metrics
-        )
-        self.connections.on_refused = self._on_refused
-        self.requests = Requests(self.metadata, self.connections, retry, 0, group_id=config.group_id, is_fetching=True)
-        self.requests.now_ms = now_ms
         self.codecs: dict[str, object] = {
             name: codec_of(_deserializer(config, name), "deserialize", config.given, is_key=name == _CODECS[0])
             for name in _CODECS
         }
         """What deserializes, by the key that names it; closed by whoever closes the consumer."""
-        self.refused: ApiError | None = None
         self._topics_in_flight = False
         self._subscribed: frozenset[str] = frozenset()
         """Topics that the metadata is wanted of."""
@@ -104,44 +83,10 @@ class SubscribedCore(ABC):
     @abstractmethod
     def _on_names(self, names: dict[Uuid, str]) -> None: ...
 
-    def at(self, now_ms: int) -> Connections:
-        """The connections, for an event at this time."""
-        self.requests.now_ms = now_ms
-        return self.connections
-
-    def take_actions(self) -> list[Action]:
-        """What the shell has to do on connections, in order."""
-        return self.connections.take_actions()
-
     def _readers(self) -> tuple[Read | None, Read | None]:
         """What makes keys and values. Raises `InvalidConfig`."""
         key, value = (deserializer_of(name, self.codecs[name], self.config.given) for name in _CODECS)
         return key, value
-
-    def _run_own_metrics(self) -> None:
-        if self.own_metrics is not None and self.requests.now_ms >= self.own_metrics.due_ms:
-            self.own_metrics.run(self.requests.now_ms)
-
-    # -- its own metrics
-
-    def push_metrics(self, wall_ms: Callable[[], int], random: Random) -> None:
-        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
-        config = self.config
-        self.metrics.started_at_ms = wall_ms()
-        if config.enable_metrics_push:
-            labels = {"group_id": config.group_id, "group_instance_id": getattr(config, "group_instance_id", None)}
-            self.own_metrics = OwnMetrics(
-                self.connections,
-                measured_by(self.metrics),
-                tuple((name, value) for name, value in labels.items() if value),
-                wall_ms=wall_ms,
-                now_ms=lambda: self.requests.now_ms,
-                random=random,
-            )
-
-    def metrics_have_ended(self, now_ms: int) -> bool:
-        """Whether the last metrics are sent, so that the connections may be closed. The first call begins that."""
-        return self.own_metrics is None or self.own_metrics.has_ended(now_ms)
 
     # -- failures
 
@@ -160,9 +105,6 @@ class SubscribedCore(ABC):
             if topic is not None and topic.error_code in _FATAL_OF_TOPIC:
                 return refused(topic.error_code, f"topic {name}")
         return None
-
-    def _on_refused(self, error: ApiError) -> None:
-        self.refused = error
 
     # -- topics
 

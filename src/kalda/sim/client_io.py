@@ -15,8 +15,8 @@ from kalda.base.ids import random_uuid, uuid_to_text
 from kalda.client.admin.aio_admin import Admin
 from kalda.client.consumer.aio_consumer import Consumer
 from kalda.client.producer.aio_producer import Producer
+from kalda.client.transport.aio_face import ClientHost
 from kalda.client.transport.channels import Channels
-from kalda.client.transport.client_host import ClientHost
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.administration import Ask, Target, TargetKind, single

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from kalda.base.configs.admin import ADMIN, admin_config
 from kalda.base.errors import WrongState
-from kalda.base.ids import Uuid
-from kalda.client.admin.admin_driven import AdminCalls, AdminDriven
+from kalda.client.admin.admin_driven import AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
 from kalda.client.transport.channels import monotonic_ms, security_of
 from kalda.client.transport.config_files import read_config
+from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.io_thread import IoThread
 from kalda.clientcore.administration import Plan
 from kalda.clientcore.consuming.consumer_errors import Operation
@@ -51,9 +51,10 @@ def blocking(plan_of: Callable[Concatenate[Operations, P], Plan[T]]) -> Callable
     return call
 
 
-class Admin(AdminCalls):
+class Admin(BlockingFace):
     """Administration of a cluster; a context manager that closes it."""
 
+    _driven: AdminDriven
     _first_contact_ms: int | None = None
     """For how long calls wait for the first connection of all; None: as long as for anything else."""
 
@@ -67,7 +68,7 @@ class Admin(AdminCalls):
         self._config = settings = admin_config(read_config(ADMIN, config), keywords)
         self._operations = Operations(settings)
         self._driven = AdminDriven(settings, random.random, monotonic_ms(), self._first_contact_ms)
-        self._driven.push_metrics(lambda: int(time.time() * 1000))
+        self._driven.core.push_metrics(lambda: int(time.time() * 1000))
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,
@@ -93,17 +94,15 @@ class Admin(AdminCalls):
         if self._pid == os.getpid() and self._io.ident is not None:
             self._io.join()
 
-    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import wait_for_id
-
-        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return wait_for_id(self._driven.own_metrics, self._started().wake, limit_s)
+    @property
+    def _default_timeout_ms(self) -> int:
+        return self._config.default_api_timeout_ms
 
     def _now_ms(self) -> int:
         return monotonic_ms()
+
+    def _changed(self) -> None:
+        self._started().wake()
 
     def _started(self) -> IoThread:
         """The thread. It is started by the first call: a client without calls connects to nothing."""
@@ -119,7 +118,7 @@ class Admin(AdminCalls):
         done = threading.Event()
         operation.on_done = lambda _operation: done.set()
         self._driven.submit(plan, operation)
-        self._started().wake()
+        self._changed()
         done.wait()
         if operation.error is not None:
             raise operation.error

@@ -9,14 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from kalda.base.configs.admin import ADMIN, admin_config
-from kalda.base.errors import WrongState
-from kalda.base.ids import Uuid
-from kalda.client.admin.admin_driven import AdminCalls, AdminDriven
+from kalda.client.admin.admin_driven import AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
+from kalda.client.transport.aio_face import AioFace
 from kalda.client.transport.channels import security_of
-from kalda.client.transport.client_host import REAL_HOST, ClientHost
 from kalda.client.transport.config_files import read_config
-from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.administration import Plan
 from kalda.clientcore.consuming.consumer_errors import Operation
 
@@ -42,10 +39,11 @@ def of_asyncio(
     return call
 
 
-class Admin(AdminCalls):
+class Admin(AioFace):
     """Administration of a cluster; an asynchronous context manager that closes it."""
 
-    _host: ClientHost = REAL_HOST
+    _driven: AdminDriven
+    _what = "admin client"
 
     def __init__(
         self,
@@ -54,12 +52,11 @@ class Admin(AdminCalls):
     ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call."""
-        self._config = admin_config(read_config(ADMIN, config), keywords)
-        self._operations = Operations(self._config)
-        self._driven = AdminDriven(self._config, self._host.random, self._host.monotonic_ms())
-        self._driven.push_metrics(lambda: int(self._host.wall_s() * 1000))
-        self._io: IoLoop | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._config = settings = admin_config(read_config(ADMIN, config), keywords)
+        self._operations = Operations(settings)
+        self._security = security_of(settings.values)
+        self._driven = AdminDriven(settings, self._host.random, self._host.monotonic_ms())
+        self._driven.core.push_metrics(lambda: int(self._host.wall_s() * 1000))
 
     async def __aenter__(self) -> Admin:
         return self
@@ -76,28 +73,9 @@ class Admin(AdminCalls):
             self._io.wake()
             await asyncio.shield(self._io.ended)
 
-    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import await_id
-
-        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return await await_id(self._driven.own_metrics, self._started().wake, limit_s)
-
-    def _now_ms(self) -> int:
-        return self._host.monotonic_ms()
-
-    def _started(self) -> IoLoop:
-        loop = asyncio.get_running_loop()
-        if self._io is None:
-            self._loop = loop
-            security = security_of(self._config.values)
-            sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = self._host.new_io(loop, self._driven, security, *sizes)
-        elif loop is not self._loop:
-            raise WrongState("the admin client belongs to another event loop: make one in each loop")
-        return self._io
+    @property
+    def _default_timeout_ms(self) -> int:
+        return self._config.default_api_timeout_ms
 
     async def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         io, loop = self._started(), asyncio.get_running_loop()

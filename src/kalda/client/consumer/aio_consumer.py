@@ -85,7 +85,7 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
             now_ms=host.monotonic_ms(),
             wall_ms=lambda: int(host.wall_s() * 1000),
         )
-        self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
+        self._core.push_metrics(lambda: int(host.wall_s() * 1000))
         self._start(self._core)
         self._iterator = RecordIterator(lambda: None)
         self._listener: RebalanceListener | None = None

@@ -64,7 +64,7 @@ class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
             member_id=host.new_member_id(),
             now_ms=host.monotonic_ms(),
         )
-        self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
+        self._core.push_metrics(lambda: int(host.wall_s() * 1000))
         self._iterator = RecordIterator(lambda: None)
         self._start(self._core)
 

@@ -11,11 +11,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from kalda.base.errors import WrongState
-from kalda.base.ids import Uuid
 from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven, Steps
+from kalda.client.transport.aio_face import AioFace
 from kalda.client.transport.channels import security_of
-from kalda.client.transport.client_host import REAL_HOST, ClientHost
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.subscribed_core import SubscribedCore
 
@@ -36,19 +34,17 @@ class _Driven(ConsumerDriven):
                 future.set_result(True)
 
 
-class AioShell(CommonCalls):
+class AioShell(CommonCalls, AioFace):
     """Runs a core on the loop of its user."""
 
     _driven: _Driven
-    _host: ClientHost = REAL_HOST
+    _what = "consumer"
 
     def _start(self, core: SubscribedCore) -> None:
         """The I/O begins with the first call that waits."""
         self._driven = _Driven(core)
         self._lock = contextlib.nullcontext()
         self._security = security_of(self._core.config.values)
-        self._io: IoLoop | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._is_woken = False
 
@@ -58,20 +54,7 @@ class AioShell(CommonCalls):
         self._is_woken = True
         self._changed()
 
-    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import await_id
-
-        self._check_open()
-        limit_s = self._core.config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return await await_id(self._core.own_metrics, self._started().wake, limit_s)
-
     # -- inside
-
-    def _now_ms(self) -> int:
-        return self._host.monotonic_ms()
 
     def _current(self) -> object:
         return asyncio.current_task()
@@ -88,14 +71,7 @@ class AioShell(CommonCalls):
 
     def _started(self) -> IoLoop:
         self._check_open()
-        loop = asyncio.get_running_loop()
-        if self._io is None:
-            self._loop = loop
-            sizes = self._core.config.send_buffer_bytes, self._core.config.receive_buffer_bytes
-            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
-        elif loop is not self._loop:
-            raise WrongState("the consumer belongs to another event loop: make one in each loop")
-        return self._io
+        return super()._started()
 
     async def _run_until(self, is_done: Callable[[], bool], due_ms: int) -> bool:
         """Wait until `is_done` or the deadline. True: it is done."""

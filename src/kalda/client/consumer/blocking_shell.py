@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid
 from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven, Steps
 from kalda.client.transport.channels import Channels, Watch, monotonic_ms, security_of
+from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.held_signals import HoldingLock
 from kalda.client.transport.io_thread import Awaited, IoThread
 from kalda.clientcore.connections.connections import Action
@@ -233,7 +233,7 @@ def _always() -> bool:
 _open: weakref.WeakSet[LockedConsumer] = weakref.WeakSet()
 
 
-class BlockingShell(CommonCalls):
+class BlockingShell(CommonCalls, BlockingFace):
     """Runs a core: in the caller's thread while a call waits, otherwise in a thread in the background."""
 
     _driven: LockedConsumer
@@ -268,16 +268,6 @@ class BlockingShell(CommonCalls):
         """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""
         self._is_woken = True
         self._io.wake()
-
-    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import wait_for_id
-
-        self._check_open()
-        limit_s = self._core.config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return wait_for_id(self._core.own_metrics, self._io.wake, limit_s)
 
     # -- inside
 

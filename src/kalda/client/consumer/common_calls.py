@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import typing
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, KafkaError
-from kalda.client.transport.driven import Driven, OfOneProcess
+from kalda.client.transport.driven import Driven
+from kalda.client.transport.faces import ClientFace
 from kalda.clientcore.consuming.consumer_errors import Operation, Wakeup
 from kalda.clientcore.subscribed_core import SubscribedCore
 
@@ -93,7 +94,7 @@ class Wait(NamedTuple):
 Steps: typing.TypeAlias = Generator[Wait, bool, Any]
 
 
-class CommonCalls(OfOneProcess, ABC):
+class CommonCalls(ClientFace):
     """What a consumer of any kind can do."""
 
     _core: SubscribedCore
@@ -110,31 +111,17 @@ class CommonCalls(OfOneProcess, ABC):
     def _check_open(self) -> None:
         """Raises `ConsumerClosed`, and what has ended the I/O."""
 
-    @abstractmethod
-    def _now_ms(self) -> int:
-        """Monotonic time."""
+    @property
+    def _default_timeout_ms(self) -> int:
+        return self._core.config.default_api_timeout_ms
 
     @abstractmethod
     def _changed(self) -> None:
         """The I/O has something to do."""
 
     def metrics(self) -> dict[str, Any]:
-        """The consumer's metrics by Kafka's names; those of a topic, a partition or a node behind its name and a
-        dot."""
         with self._lock:
-            return self._core.metrics.snapshot(self._now_ms())
-
-    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
-        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
-        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
-        `enable.metrics.push` is false."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.register(name, read, is_total=is_total)
-
-    def unregister_metric(self, name: str) -> None:
-        """Push it no longer."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.unregister(name)
+            return super().metrics()
 
     def _raise_if_woken(self) -> None:
         if self._is_woken:
@@ -147,8 +134,7 @@ class CommonCalls(OfOneProcess, ABC):
         return list(codecs.values())
 
     def _due_ms(self, timeout: float | None) -> int:
-        timeout_ms = self._core.config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
-        return self._now_ms() + timeout_ms
+        return self._now_ms() + (self._default_timeout_ms if timeout is None else int(timeout * 1000))
 
     def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Steps:
         """The result of an operation that `begin` starts."""

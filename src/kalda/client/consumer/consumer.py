@@ -95,7 +95,7 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
             now_ms=monotonic_ms(),
             wall_ms=lambda: int(time.time() * 1000),
         )
-        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
+        self._core.push_metrics(lambda: int(time.time() * 1000))
         self._start(self._core, settings, client_id)
         self._iterator = RecordIterator(self._next_records)
         self._listener: RebalanceListener | None = None

@@ -70,7 +70,7 @@ class ShareConsumer(ShareCalls, BlockingShell, Generic[K, V]):
             member_id=str(uuid.uuid4()),
             now_ms=monotonic_ms(),
         )
-        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
+        self._core.push_metrics(lambda: int(time.time() * 1000))
         self._iterator = RecordIterator(self._next_records)
         self._start(self._core, settings, client_id)
 

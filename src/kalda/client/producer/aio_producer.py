@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import PRODUCER, producer_config
-from kalda.base.errors import ApiError, CallTimeout, WrongState
-from kalda.base.ids import Uuid
+from kalda.base.errors import ApiError, CallTimeout
 from kalda.client.producer.delivery import leaves
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
+from kalda.client.transport.aio_face import AioFace
 from kalda.client.transport.channels import security_of
-from kalda.client.transport.client_host import REAL_HOST, ClientHost
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.connections.cluster_values import Partition
@@ -64,7 +63,7 @@ class _Driven(ProducerDriven):
         _wake(self.waiting_for_transaction)
 
 
-class Producer(ProducerCalls):
+class Producer(ProducerCalls, AioFace):
     """Sends records to topics.
 
     ```python
@@ -75,7 +74,7 @@ class Producer(ProducerCalls):
     """
 
     _driven: _Driven
-    _host: ClientHost = REAL_HOST
+    _what = "producer"
 
     def __init__(
         self,
@@ -99,22 +98,8 @@ class Producer(ProducerCalls):
         self._driven = _Driven(self._core, self._outgoing)
         self._wall_s, self._monotonic_ms = self._host.wall_s, self._host.monotonic_ms
         self._security = security_of(self._config.values)
-        self._io: IoLoop | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._appenders: dict[str, TopicAppender] = {}
         """The topics to which `send` appends without a detour; empty where every record needs one."""
-
-    def _start(self) -> IoLoop:
-        loop = asyncio.get_running_loop()
-        if self._io is None:
-            self._loop = loop
-            settings = self._config
-            self._io = self._host.new_io(
-                loop, self._driven, self._security, settings.send_buffer_bytes, settings.receive_buffer_bytes
-            )
-        if loop is not self._loop:
-            raise WrongState("the producer belongs to another event loop")
-        return self._io
 
     # -- sending
 
@@ -148,7 +133,7 @@ class Producer(ProducerCalls):
         try:
             self._check_open()
             self._check_transaction()
-            io, deadline_ms = self._start(), self._monotonic_ms() + self._config.max_block_ms
+            io, deadline_ms = self._started(), self._monotonic_ms() + self._config.max_block_ms
             partitions = await self._wait_for_topic(record.topic, record.partition, deadline_ms)
             prepared = self._outgoing.prepare(record)
             record = record._replace(partition=self._outgoing.partition(record, prepared, partitions))
@@ -208,7 +193,7 @@ class Producer(ProducerCalls):
     ) -> asyncio.Future[list[WrittenBatch]]:
         self._check_open()
         self._check_transaction()
-        io = self._start()
+        io = self._started()
         deadline_ms = self._monotonic_ms() + self._config.max_block_ms
         count = len(await self._wait_for_topic(topic, partition, deadline_ms))
         accumulator = self._core.accumulator
@@ -232,7 +217,7 @@ class Producer(ProducerCalls):
     # -- waiting
 
     async def _wait_for_topic(self, topic: str, partition: int | None, deadline_ms: int) -> tuple[Partition, ...]:
-        io = self._start()
+        io = self._started()
         self._want(topic, partition, self._monotonic_ms())
         while True:
             partitions = self._partitions_with(topic, partition)
@@ -268,9 +253,6 @@ class Producer(ProducerCalls):
             raise self._exhausted(size) from None
         finally:
             core.pool.cancel(waiter)
-
-    def _now_ms(self) -> int:
-        return self._monotonic_ms()
 
     def _now_ns(self) -> int:
         return int(asyncio.get_running_loop().time() * 1e9)
@@ -357,7 +339,7 @@ class Producer(ProducerCalls):
         return self._transaction_driver()
 
     async def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
-        io = self._start()
+        io = self._started()
         io.wake()
         try:
             async with asyncio.timeout(self._config.max_block_ms / 1000 if timeout is None else timeout):
@@ -378,7 +360,7 @@ class Producer(ProducerCalls):
     async def flush(self, timeout: float | None = None) -> None:
         """Send all that `send` was called with before, and wait until it is acknowledged, or has failed. Raises
         `CallTimeout` after `timeout` seconds."""
-        io = self._start()
+        io = self._started()
         accumulator = self._core.accumulator
         waiting = list(accumulator.incomplete)
         accumulator.flushes += 1
@@ -419,18 +401,8 @@ class Producer(ProducerCalls):
         self._check_open()
         return await self._wait_for_topic(topic, None, self._monotonic_ms() + self._config.max_block_ms)
 
-    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `WrongState` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import await_id
-
-        self._check_open()
-        limit_s = self._config.max_block_ms / 1000 if timeout is None else timeout
-        return await await_id(self._core.own_metrics, self._start().wake, limit_s)
-
     async def __aenter__(self) -> Producer:
-        self._start()
+        self._started()
         return self
 
     async def __aexit__(

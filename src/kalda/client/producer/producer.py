@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import PRODUCER, producer_config
 from kalda.base.errors import ApiError, CallTimeout, WrongState
-from kalda.base.ids import Uuid
 from kalda.client.producer.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
 from kalda.client.producer.producer_io import ProducerIo
 from kalda.client.transport.channels import monotonic_ms, security_of
 from kalda.client.transport.config_files import read_config
+from kalda.client.transport.faces import BlockingFace
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.accumulator import TopicState
@@ -121,7 +121,7 @@ class _Driven(ProducerDriven):
         self.is_ending = True
 
 
-class Producer(ProducerCalls):
+class Producer(ProducerCalls, BlockingFace):
     """Sends records to topics.
 
     ```python
@@ -368,6 +368,10 @@ class Producer(ProducerCalls):
     def _now_ns(self) -> int:
         return time.perf_counter_ns()
 
+    def _changed(self) -> None:
+        self._check_open()
+        self._thread.wake()
+
     def _check_open(self) -> None:
         if self._thread.was_forked:
             raise made_by_parent()
@@ -526,16 +530,6 @@ class Producer(ProducerCalls):
         """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
         self._check_open()
         return self._wait_for_topic(topic, None, time.monotonic())
-
-    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `WrongState` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import wait_for_id
-
-        self._check_open()
-        limit_s = self._config.max_block_ms / 1000 if timeout is None else timeout
-        return wait_for_id(self._core.own_metrics, self._thread.wake, limit_s)
 
     def __enter__(self) -> Producer:
         return self

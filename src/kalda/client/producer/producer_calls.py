@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.sensors import Counter
 from kalda.base.topic_names import is_topic_name
-from kalda.client.transport.driven import Driven, OfOneProcess
+from kalda.client.transport.driven import Driven
+from kalda.client.transport.faces import ClientFace
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.producer import ProducerCore
@@ -78,7 +79,7 @@ class ProducerDriven(Driven):
         """Let those go on that wait for a transaction, or, where there `is_news` of the cluster, for a topic."""
 
 
-class ProducerCalls(OfOneProcess, ABC):
+class ProducerCalls(ClientFace):
     """What both producers can do without waiting."""
 
     _driven: ProducerDriven
@@ -86,9 +87,9 @@ class ProducerCalls(OfOneProcess, ABC):
     _config: ProducerConfig
     _outgoing: Outgoing
 
-    @abstractmethod
-    def _now_ms(self) -> int:
-        """Monotonic time."""
+    @property
+    def _default_timeout_ms(self) -> int:
+        return self._config.max_block_ms
 
     @abstractmethod
     def _now_ns(self) -> int:
@@ -110,24 +111,6 @@ class ProducerCalls(OfOneProcess, ABC):
             yield
         finally:
             spent_ns.value += self._now_ns() - began_ns
-
-    # -- metrics
-
-    def metrics(self) -> dict[str, Any]:
-        """The producer's metrics by Kafka's names; those of a topic or a node behind its name and a dot."""
-        return self._core.metrics.snapshot(self._now_ms())
-
-    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
-        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
-        (KIP-1076). `read` is called by the I/O thread, or on the loop, and must return at once. No effect where
-        `enable.metrics.push` is false."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.register(name, read, is_total=is_total)
-
-    def unregister_metric(self, name: str) -> None:
-        """Push it no longer."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.unregister(name)
 
     # -- while a call waits
 

@@ -1,11 +1,10 @@
 """What every client stands on: sockets, threads and loops.
 
 - `driven`: what the I/O of every client runs: its core, with what the shell adds
+- `faces`: what users hold of a client of any kind; `aio_face`: one of asyncio, and its machine's clocks
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
 - `held_signals`: handlers of signals wait while the main thread changes the state of a client
 - `channels`, `channel`, `tls_channel`, `sasl_channel`: the sockets of a core's connections; one socket; one with TLS;
   one that logs in
-- `instance_ids`: the id under which a client pushes metrics, awaited
-- `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`, `profiles`: a client's configuration from a properties file, or by its name on this machine
 """

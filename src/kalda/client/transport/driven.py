@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from kalda.base.errors import ApiError
+from kalda.clientcore.client_core import ClientCore
 from kalda.clientcore.connections.connections import Action, Connections
-
-
-class Core(Protocol):
-    """The machines of one client, put together."""
-
-    connections: Connections
-
-    def at(self, now_ms: int) -> Connections: ...
-    def take_actions(self) -> list[Action]: ...
-
-
-class OfOneProcess:
-    """The base of all clients: what has connections and threads, and so cannot pass to another process."""
-
-    def __reduce__(self) -> NoReturn:
-        name = type(self).__name__
-        raise TypeError(f"a {name} cannot be pickled: make it in the process that uses it, from the same configuration")
-
-    if not TYPE_CHECKING:  # else it would have every attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Is called for a name that is not there: one of another client's is answered with Kalda's."""
-            from kalda.client.other_clients import METHODS
-
-            kind = next((each.__name__ for each in type(self).__mro__ if each.__name__ in METHODS), "")
-            here = METHODS.get(kind, {}).get(name)
-            more = f"; here it is {here}" if here else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}", name=name, obj=self)
 
 
 class Driven(ABC):
     """A client's core, and how far the client is: it ends at the turn behind which `is_over`, and then has `on_end`."""
 
-    core: Core
+    core: ClientCore
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ClientCore) -> None:
         self.core = core
-        self.metrics = core.connections.metrics
+        self.metrics = core.metrics
         """The client's metrics: I/O is counted there."""
         self.is_ending = False
         """It was closed, or has ended."""

@@ -4,7 +4,6 @@
 - `errors`: the message of a failure, with advice
 - `backoff`: the pause before the next attempt
 - `metadata`: brokers, topics and leaders, and when they have to be fetched again
-- `controllers`: the same of a client of controllers
 - `connections`: connections to nodes, the least loaded node, requests in flight, API versions, as actions for a shell
 - `requests`: metadata kept up to date, coordinators found, requests sent
 - `client_metrics`: what a client measures of its connections and its I/O

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
@@ -41,7 +42,13 @@ from kalda.clientcore.connections.cluster_values import (
     read_metadata,
 )
 from kalda.clientcore.connections.errors import refused
-from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from kalda.protocol.messages.metadata import (
+    DescribeClusterRequest,
+    EndpointType,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 from kalda.protocol.naming import MAX_ELEMENTS_SENT
 from kalda.protocol.notation import Request
 
@@ -337,3 +344,32 @@ class ClusterMetadata:
     @property
     def _is_bootstrapping(self) -> bool:
         return all(node_id < 0 for node_id in self.brokers)
+
+
+class ControllerMetadata(ClusterMetadata):
+    """The metadata of a client of controllers (KIP-919): which there are, and which one is active. `brokers` has them.
+
+    The bootstrap addresses are those of controllers, which answer no Metadata request. DescribeCluster takes its place.
+    There are no topics, and requests that any broker would answer are sent to the active controller."""
+
+    is_of_controllers = True
+
+    def cluster_request(self, topics: Sequence[str]) -> Request:
+        del topics
+        return DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS)
+
+    def on_response(self, response: Any, now_ms: int) -> None:
+        """Take over the controllers that the response names."""
+        self._in_flight = False
+        code = ErrorCode(response.error_code)
+        if code is not ErrorCode.NONE or not response.brokers or response.controller_id < 0:
+            self._update_requested = True
+            if code is not ErrorCode.NONE and not code.retriable:
+                self.refusal = refused(code, "the controllers", response.error_message)
+            return
+        self.refusal = None
+        nodes = {each.broker_id: Broker(each.broker_id, each.host, each.port, None) for each in response.brokers}
+        self._take_over(Metadata(response.cluster_id, response.controller_id, nodes, {}), now_ms)
+        self.controller_id = response.controller_id
+        self._attempts = 0
+        self.version += 1

@@ -1,0 +1,93 @@
+"""An asyncio client: the loop that it belongs to, and what it gets from the machine that it runs on: clocks, random
+numbers, and its connections.
+
+Not obvious:
+
+- In the asyncio shells only the host's clocks and random numbers are used, or the simulator is not deterministic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kalda.base.errors import WrongState
+from kalda.base.ids import Uuid
+from kalda.client.transport.channels import monotonic_ms
+from kalda.client.transport.driven import Driven
+from kalda.client.transport.faces import ClientFace
+from kalda.client.transport.io_loop import IoLoop
+
+if TYPE_CHECKING:
+    from kalda.network.client.security import ClientSecurity
+
+
+class ClientHost:
+    """A real machine. The simulator has another one, in virtual time."""
+
+    monotonic_ms: Callable[[], int] = staticmethod(monotonic_ms)
+    wall_s: Callable[[], float] = staticmethod(time.time)
+    random: Callable[[], float] = staticmethod(random.random)
+
+    def new_member_id(self) -> str:
+        """A fresh UUID, for a member of a group with `group.protocol=consumer`."""
+        return str(uuid.uuid4())
+
+    def new_io(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        driven: Driven,
+        security: ClientSecurity | None,
+        send_bytes: int,
+        receive_bytes: int,
+    ) -> IoLoop:
+        """What runs a core on the loop; the sizes are those of socket buffers, -1: the system's."""
+        return IoLoop(loop, driven, security, send_bytes, receive_bytes)
+
+
+REAL_HOST = ClientHost()
+
+
+class AioFace(ClientFace):
+    """A client whose I/O runs on the loop of its user: the one in which its first call waits."""
+
+    _host: ClientHost = REAL_HOST
+    _security: ClientSecurity | None
+    _what: str
+    """What a sentence calls it: producer, consumer."""
+    _io: IoLoop | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def _now_ms(self) -> int:
+        return self._host.monotonic_ms()
+
+    def _started(self) -> IoLoop:
+        """The I/O, which begins here. Raises `WrongState` in another loop than before."""
+        loop = asyncio.get_running_loop()
+        if self._io is None:
+            self._loop = loop
+            config = self._driven.core.config
+            sizes = config.send_buffer_bytes, config.receive_buffer_bytes
+            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
+        elif loop is not self._loop:
+            raise WrongState(f"the {self._what} belongs to another event loop: make one in each loop")
+        return self._io
+
+    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`, of a producer `max.block.ms`).
+        Raises `WrongState` where `enable.metrics.push` is false."""
+        own, limit_s = self._awaited_metrics(timeout)
+        known = asyncio.Event()
+        own.call_with_id(known.set)
+        self._started().wake()
+        try:
+            async with asyncio.timeout(limit_s):
+                await known.wait()
+        except TimeoutError:
+            pass
+        return own.instance_id
