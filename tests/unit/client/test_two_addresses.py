@@ -222,9 +222,9 @@ class Shell:
         self.connections.on_connected(self.connection_id, now_ms)
         self.act()
 
-    def list_versions(self, now_ms: int) -> None:
+    def list_versions(self, now_ms: int, api_key: ApiKey = ApiKey.METADATA) -> None:
         header = decode_request_header(bytes(self.requests.pop()))
-        answer = ApiVersionsResponse(api_keys=[ApiVersion(api_key=ApiKey.METADATA, min_version=0, max_version=12)])
+        answer = ApiVersionsResponse(api_keys=[ApiVersion(api_key=api_key, min_version=0, max_version=12)])
         frame = b"".join(encode_response(header.correlation_id, answer, header.api_version))
         self.connections.on_frame(self.connection_id, memoryview(frame), now_ms)
         self.act()
@@ -266,6 +266,14 @@ def test_an_address_at_which_another_program_listens_is_followed_by_the_next() -
     assert shell.tried == [FIRST, SECOND, THIRD]
     assert shell.connections.is_ready(1, 6)
     assert not refusals
+
+
+def test_the_backoff_of_a_node_that_is_no_broker_counts_from_its_answer() -> None:
+    shell = Shell(FIRST)
+    shell.connect(0)
+    shell.accept(1)
+    shell.list_versions(500, ApiKey.VOTE)
+    assert shell.connections.ready_at_ms(1, 500) == 550
 
 
 def test_the_address_that_has_worked_is_tried_first() -> None:

@@ -14,17 +14,13 @@ A connection has an id of its own, which is never used again: a late event of a 
 Before the first request, the node's API versions are requested (KIP-511).
 
 The shell carries out the actions in order, and before it does any other I/O. So a buffer of a request that has failed
-is not read any more once `Close` has been carried out.
+is not read any more once `Close` has been carried out, and may be written again.
 
 Invariants: at most `max_in_flight` requests of a connection are without a response, and a request that has no response
 within its timeout closes its connection (whose other requests fail with it). After a failure, the next attempt to
 connect to the node is made after an exponential backoff, and may take longer each time (KIP-601). A node has failed
 when all addresses of its host have been tried, each as a connection of its own (KIP-302), and its backoff is kept while
 the metadata does not list it.
-
-Not obvious:
-
-- A shell carries out a core's actions before any other I/O, or a failed request's memory might still be written.
 """
 
 from __future__ import annotations
@@ -33,6 +29,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 from kalda.base.configs.client import ClientConfig
@@ -60,7 +57,7 @@ from kalda.protocol.notation import Buffer, Request
 log = logging.getLogger(__name__)
 
 _UNREACHED_MS = 3_000
-"""So long a client tries in silence, as while a node starts anew."""
+"""For so long no warning is logged: a node may be starting anew."""
 _WARN_AGAIN_MS = 30_000
 OnDone = Callable[[Any, ApiError | None], None]
 """Called with the response and None, or with None and the error. A request without a response gets None twice."""
@@ -147,7 +144,7 @@ class ConnectionConfig(NamedTuple):
 
 
 class _Unreached:
-    """Since when no attempt to connect has succeeded, and when a warning has said so."""
+    """Since when no attempt to connect has succeeded, and when a warning of that was logged."""
 
     __slots__ = ("since_ms", "warned_at_ms")
 
@@ -225,6 +222,14 @@ class _Peer:
         self.last_used_ms = 0
         self.last_correlation_id = 0
 
+    def may_connect(self, now_ms: int) -> bool:
+        """Whether there is no connection, and the backoff is over."""
+        return self.state is ConnectionState.IDLE and now_ms >= self.retry_at_ms
+
+    @property
+    def is_connecting(self) -> bool:
+        return self.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING)
+
 
 class Connections:
     """The connections of one client, at most one to each node."""
@@ -241,6 +246,8 @@ class Connections:
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._ran_at_ms = -1
+        self._frame_at_ms = -1
+        """When the response has come that is being handled; the last one, otherwise."""
         self.was_connected = False
         """A node has answered at least once: the bootstrap addresses are right."""
         self.last_failure = "no connection was made yet"
@@ -255,17 +262,17 @@ class Connections:
         self._has_written = False
         """A request without a response has been written since the last `run`: there is room for the next one, and no
         event of a socket will follow."""
-        self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore_features
+        self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore
         """Called with the epoch and the levels of the finalized features that a node has answered with."""
-        self.on_refused: Callable[[ApiError], None] = _nothing
+        self.on_refused: Callable[[ApiError], None] = _ignore
         """Called with an error that no retry mends: the node does not speak Kafka's protocol as a broker does."""
-        self.on_unreachable: Callable[[], None] = _do_nothing
+        self.on_unreachable: Callable[[], None] = _ignore
         """Called where a broker cannot be connected to, or a connection to it broke or had no response in time: what is
         cached of the cluster may be wrong."""
-        self.meant_node: Callable[[int], tuple[str, int] | None] = _no_node
+        self.meant_node: Callable[[int], tuple[str, int] | None] = _ignore
         """`(node id of the connection)`: the cluster and the broker that the connection is for; None where that is
         unknown or not to be checked (KIP-1242)."""
-        self.on_misrouted: Callable[[int], None] = _misrouting_ignored
+        self.on_misrouted: Callable[[int], None] = _ignore
         """Called with the time where a connection led to another node, or to another cluster."""
 
     # -- for the client's machines
@@ -279,7 +286,7 @@ class Connections:
                 if peer.state is not ConnectionState.IDLE:
                     if broker is None and node_id < 0 and peer.in_flight:
                         continue  # a bootstrap connection ends when its requests have been answered
-                    self._close(peer, disconnected(f"node {node_id} has left {peer.address}"))
+                    self._close_failing(peer, disconnected(f"node {node_id} has left {peer.address}"))
                 self._departed[node_id] = self._peers.pop(node_id)
         for node_id, broker in brokers.items():
             if node_id not in self._peers:
@@ -298,11 +305,9 @@ class Connections:
         peer = self._peers.get(node_id)
         if peer is None:
             return False
-        if peer.state is ConnectionState.READY:
-            return len(peer.in_flight) < self._config.max_in_flight and now_ms >= peer.throttled_until_ms
-        if peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms:
+        if peer.may_connect(now_ms):
             self._connect(peer, now_ms)
-        return False
+        return self._can_send(peer, now_ms)
 
     def is_connected(self, node_id: int) -> bool:
         """Whether there is a connection, busy or not."""
@@ -327,7 +332,7 @@ class Connections:
     def ready_at_ms(self, node_id: int, now_ms: int) -> int | None:
         """When a call of `is_ready` may help; None: not before an event of the connection."""
         peer = self._peers.get(node_id)
-        if peer is None or peer.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING):
+        if peer is None or peer.is_connecting:
             return None
         if peer.state is ConnectionState.IDLE:
             return max(now_ms, peer.retry_at_ms)
@@ -339,13 +344,9 @@ class Connections:
         ready = [peer for peer in self._peers.values() if self._can_send(peer, now_ms)]
         if ready:
             return min(ready, key=lambda peer: len(peer.in_flight)).node_id
-        if any(
-            peer.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING) for peer in self._peers.values()
-        ):
+        if any(peer.is_connecting for peer in self._peers.values()):
             return None
-        idle = [
-            peer for peer in self._peers.values() if peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms
-        ]
+        idle = [peer for peer in self._peers.values() if peer.may_connect(now_ms)]
         if idle:
             self._connect(min(idle, key=lambda peer: (peer.failures, peer.last_used_ms)), now_ms)
         return None
@@ -355,15 +356,14 @@ class Connections:
         peers = self._peers.values()
         if any(self._can_send(peer, now_ms) for peer in peers):
             return True
-        if any(peer.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING) for peer in peers):
+        if any(peer.is_connecting for peer in peers):
             return False
-        return any(peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms for peer in peers)
+        return any(peer.may_connect(now_ms) for peer in peers)
 
     def is_any_usable(self, now_ms: int) -> bool:
         """Whether some node is connected, is being connected, or may be tried now."""
-        return any(
-            peer.state is not ConnectionState.IDLE or now_ms >= peer.retry_at_ms for peer in self._peers.values()
-        )
+        peers = self._peers.values()
+        return any(peer.state is not ConnectionState.IDLE or peer.may_connect(now_ms) for peer in peers)
 
     def next_retry_ms(self, after_ms: int = -1) -> int | None:
         """When the first node that is not connected may be tried again, of those that may not be before `after_ms`."""
@@ -412,7 +412,7 @@ class Connections:
         self._actions.append(new_tuple(Write, (peer.connection_id, buffers)))
 
     def throttle(self, node_id: int, throttle_ms: int, now_ms: int) -> None:
-        """The node asks this client to send it nothing for that long (KIP-219)."""
+        """Send the node nothing for that long, as its answer demands (KIP-219)."""
         peer = self._peers.get(node_id)
         if peer is not None and throttle_ms > 0:
             peer.throttled_until_ms = max(peer.throttled_until_ms, now_ms + throttle_ms)
@@ -421,7 +421,7 @@ class Connections:
         """Close all connections; requests in flight fail."""
         for peer in list(self._peers.values()):
             if peer.state is not ConnectionState.IDLE:
-                self._give_up(peer, disconnected("the client is closed"), now_ms)
+                self._on_failed_node(peer, disconnected("the client is closed"), now_ms)
 
     @property
     def request_timeout_ms(self) -> int:
@@ -457,14 +457,16 @@ class Connections:
                 continue
             if peer.state is ConnectionState.CONNECTING:
                 if now_ms >= peer.setup_deadline_ms:
-                    self._fail(peer, disconnected(f"no connection to {peer.address} in time"), now_ms, lost=True)
+                    self._on_failed_connection(
+                        peer, disconnected(f"no connection to {peer.address} in time"), now_ms, lost=True
+                    )
             elif peer.in_flight:
                 if now_ms >= peer.in_flight[0].deadline_ms:
                     overdue = peer.in_flight[0]
                     log.info("node %d: no response to %s in time: reconnecting", peer.node_id, overdue.call)
-                    self._fail(peer, timed_out(overdue.call, overdue.timeout_ms), now_ms, lost=True)
+                    self._on_failed_connection(peer, timed_out(overdue.call, overdue.timeout_ms), now_ms, lost=True)
             elif 0 <= self._config.max_idle_ms <= now_ms - peer.last_used_ms:
-                self._forget(peer)
+                self._close(peer)
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` has something to do."""
@@ -499,19 +501,23 @@ class Connections:
         meant = self.meant_node(peer.node_id) or (None, -1)
         request = api_versions_request(self._config.software_version, *meant)
         version = choose_version(request, None, None)
-        self._send(peer, request, version, now_ms, lambda answer, error: self._on_versions(peer, answer, error, now_ms))
+        self._send(peer, request, version, now_ms, partial(self._on_versions, peer))
 
     def on_connect_failed(self, connection_id: int, why: str, now_ms: int) -> None:
         """The connection could not be opened."""
         peer = self._by_connection.get(connection_id)
         if peer is not None:
-            self._fail(peer, disconnected(f"cannot connect to {peer.address}: {why}"), now_ms, lost=True)
+            self._on_failed_connection(
+                peer, disconnected(f"cannot connect to {peer.address}: {why}"), now_ms, lost=True
+            )
 
     def on_lost(self, connection_id: int, why: str, now_ms: int) -> None:
         """The connection broke, or the node closed it."""
         peer = self._by_connection.get(connection_id)
         if peer is not None:
-            self._fail(peer, disconnected(f"the connection to {peer.address} was lost: {why}"), now_ms, lost=True)
+            self._on_failed_connection(
+                peer, disconnected(f"the connection to {peer.address} was lost: {why}"), now_ms, lost=True
+            )
 
     def on_written(self, connection_id: int) -> None:
         """All that `Write` named has been written: requests without a response are done, also behind those that wait
@@ -532,9 +538,10 @@ class Connections:
         if peer is None:
             return
         if not peer.in_flight or not peer.in_flight[0].expects_response:
-            self._fail(peer, disconnected(f"{peer.address} sent a response that is not due"), now_ms)
+            self._on_failed_connection(peer, disconnected(f"{peer.address} sent a response that is not due"), now_ms)
             return
         first = peer.in_flight[0]
+        self._frame_at_ms = now_ms
         peer.traffic.received.append(len(frame) + _SIZE_BYTES)
         try:
             answer = None if first.read is None else first.read(frame, first.call.correlation_id)
@@ -543,7 +550,7 @@ class Connections:
         except InvalidRequest as error:
             log.warning("node %d (%s) sent an invalid response: %s", peer.node_id, peer.address, error.message)
             why = disconnected(f"{peer.address} sent an invalid response: {error.message}")
-            self._fail(peer, why, now_ms)
+            self._on_failed_connection(peer, why, now_ms)
             return
         peer.in_flight.popleft()
         peer.last_used_ms = now_ms
@@ -628,26 +635,24 @@ class Connections:
             peer.without_response += 1
         return call
 
-    def _on_versions(self, peer: _Peer, answer: Any, error: ApiError | None, now_ms: int) -> None:
+    def _on_versions(self, peer: _Peer, answer: Any, error: ApiError | None) -> None:
         if error is not None:
             return  # the connection has been given up
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
             request = api_versions_request(self._config.software_version)
             version = max(0, min(retry_version(answer), 3))
-            self._send(peer, request, version, now_ms, self._listed_by(peer, now_ms))
+            self._send(peer, request, version, self._frame_at_ms, partial(self._on_listed, peer))
             return
-        self._on_listed(peer, answer, error, now_ms)
+        self._on_listed(peer, answer, error)
 
-    def _listed_by(self, peer: _Peer, now_ms: int) -> OnDone:
-        return lambda answer, error: self._on_listed(peer, answer, error, now_ms)
-
-    def _on_listed(self, peer: _Peer, answer: Any, error: ApiError | None, now_ms: int) -> None:
+    def _on_listed(self, peer: _Peer, answer: Any, error: ApiError | None) -> None:
         if error is not None:
             return
+        now_ms = self._frame_at_ms
         if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
             peer.untried.clear()
             why = f"{peer.address} is not node {peer.node_id}, or is of another cluster"
-            self._fail(peer, disconnected(why), now_ms)
+            self._on_failed_connection(peer, disconnected(why), now_ms)
             self.on_misrouted(now_ms)
             return
         versions = peer_versions(answer)
@@ -655,7 +660,7 @@ class Connections:
             why = f"{peer.address} answers no client; it may be a controller's listener"
             if not peer.untried:
                 self.on_refused(ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, why))
-            self._fail(peer, disconnected(why), now_ms)
+            self._on_failed_connection(peer, disconnected(why), now_ms)
             return
         peer.versions = versions
         peer.state = ConnectionState.READY
@@ -669,21 +674,21 @@ class Connections:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
             self.on_features(answer.finalized_features_epoch, levels)
 
-    def _fail(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
+    def _on_failed_connection(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """The connection has failed. Where the node has not listed its API versions on it, the host's next address is
         tried; the node has failed where there is none."""
         if peer.state is ConnectionState.READY or not peer.untried:
             if peer.state is not ConnectionState.READY:
                 self._warn_unreached(peer, error, now_ms)
-            self._give_up(peer, error, now_ms, lost)
+            self._on_failed_node(peer, error, now_ms, lost)
             return
         log.debug("node %d, at one address of %s: %s", peer.node_id, peer.address, error.message)
-        self._forget(peer)  # nothing but the request for the API versions can be in flight
+        self._close(peer)  # nothing but the request for the API versions can be in flight
         self._connect(peer, now_ms, peer.untried.popleft())
 
     def _warn_unreached(self, peer: _Peer, error: ApiError, now_ms: int) -> None:
-        """A client that does not reach what it needs says so from time to time: its application sees calls that take
-        long, or that return nothing, and may never ask for the result of a `send`."""
+        """Log a warning from time to time while nodes are not reached: the application sees calls that take long, or
+        that return nothing, and may never call for the result of a `send`."""
         if not any(each.state is ConnectionState.READY for each in self._peers.values()):
             for_s = self._alone.warn_of_s(now_ms)
             if for_s is not None:
@@ -695,7 +700,7 @@ class Connections:
                 text = "%s: broker %d was not reached for %d s, at the address that the cluster gives: %s. Trying on"
                 log.warning(text, self._config.client_id, peer.node_id, for_s, error.message)
 
-    def _give_up(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
+    def _on_failed_node(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """The node has failed: it is connected again after a backoff. Requests in flight fail with `error`."""
         log.debug("node %d: %s", peer.node_id, error.message)
         self.last_failure = peer.failure = error.message
@@ -703,11 +708,11 @@ class Connections:
         peer.retry_at_ms = now_ms + self._config.backoff.pause_ms(peer.failures)
         if lost and peer.node_id >= 0:
             self.on_unreachable()
-        self._close(peer, error)
+        self._close_failing(peer, error)
 
-    def _close(self, peer: _Peer, error: ApiError) -> None:
+    def _close_failing(self, peer: _Peer, error: ApiError) -> None:
         """Close the connection; its requests fail with `error`."""
-        in_flight = self._forget(peer)
+        in_flight = self._close(peer)
         for index, each in enumerate(in_flight):
             each.on_done(
                 None,
@@ -716,7 +721,8 @@ class Connections:
                 else disconnected("the connection was closed: a request before this one had no response in time"),
             )
 
-    def _forget(self, peer: _Peer) -> deque[_InFlight]:
+    def _close(self, peer: _Peer) -> deque[_InFlight]:
+        """Close the connection; the requests that were in flight on it."""
         self._by_connection.pop(peer.connection_id, None)
         self.metrics.connections_closed.value += 1
         self._actions.append(Close(peer.connection_id))
@@ -730,21 +736,5 @@ class Connections:
         return in_flight
 
 
-def _nothing(_error: ApiError) -> None:
-    return None
-
-
-def _no_node(_node_id: int) -> None:
-    return None
-
-
-def _misrouting_ignored(_now_ms: int) -> None:
-    return None
-
-
-def _do_nothing() -> None:
-    return None
-
-
-def _ignore_features(_epoch: int, _levels: Mapping[str, int]) -> None:
-    return None
+def _ignore(*_: object) -> None:
+    """The callbacks that are not set."""

@@ -6,8 +6,8 @@ all its records are over age; the log then goes on in a new one.
 The rules of age and size delete first, and the log start follows; the third rule deletes what is below a log start that
 was raised otherwise. The files are renamed here, and removed after `file.delete.delay.ms`, or by the next start.
 
-A loss of power may bring segments back whose renames were not synced. That does no harm: the log begins with them again,
-or above them where the checkpoint of log starts says so, and the next call deletes them. The name of a new segment
+A loss of power may bring segments back whose renames were not synced. That does no harm: the log begins with them, or
+above them where the checkpoint of log starts says so, and the next call deletes them. The name of a new segment
 precedes the renames, and filesystems keep the changes of a directory in their order, so one that names the log's end is
 always left; the flush that its roll asks for syncs the names (`Unsynced.job`).
 """
