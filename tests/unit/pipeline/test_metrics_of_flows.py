@@ -128,3 +128,14 @@ def test_records_wait_since_the_report_that_had_them_first() -> None:
     assert clock.seconds(109.0, read=80, available=80) == 0
     assert clock.seconds(110.0, read=80, available=90) == 0
     assert clock.seconds(112.0, read=80, available=90) == 2
+
+
+def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a full disk: it is written when that has space."""
+    report, disk = report_of(tmp_path), tmp_path / "kalda"
+    disk.write_text("in the place of its directory")
+    report.save(at_once=True)
+    assert "the status is not written, 1 times now" in caplog.text
+    disk.unlink()
+    report.save(at_once=True)
+    assert (disk / "run.json").exists()

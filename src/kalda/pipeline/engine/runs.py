@@ -157,7 +157,7 @@ class RunReport:
         self._written_s = self._now()
         try:
             replace_text(self._path, text)
-        except Unavailable as error:  # the flows go on, and the file is written a second later
+        except (Unavailable, OSError) as error:  # the flows go on, and the file is written a second later
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:
                 log.warning("the status is not written, %d times now: %s", self._failures, error)
