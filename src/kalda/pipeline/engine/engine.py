@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import random
@@ -282,8 +282,8 @@ class StreamRun(FlowRun):
                 self._engine.tables.append(judged.bad, self.quarantine, batch)
             self.write_rows(judged.good, batch)
         except BaseException as error:
-            self._error = error
-            raise
+            self._error = error  # of its text Spark makes a search, in which Java's stack overflows where it is long
+            raise RuntimeError(first_line(error)) from None
         finally:
             if self._reads_again:
                 frame.unpersist()
@@ -352,7 +352,8 @@ class StreamRun(FlowRun):
     def stop(self) -> None:
         if self._query is not None and self._query.isActive:
             self._query.stop()
-            self.poll()
+            with suppress(Exception):  # the batch was interrupted
+                self.poll()
         super().stop()
 
 
