@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from replication_world import LAG_MAX_MS, Broker, World
 
@@ -111,12 +109,12 @@ def test_a_smaller_isr_counts_when_the_metadata_brings_it() -> None:
     assert world.lines == ["1 proposes [1]", "the ISR is [1]"]
     assert leader.log.high_watermark == 0
     assert list(leader.partition.in_sync.maximal) == [1, 2]
-    leader.log.update_config(replace(leader.log.config, min_insync_replicas=2))  # the records come in this order
+    leader.log.update_config(leader.log.config._replace(min_insync_replicas=2))  # the records come in this order
     leader.partition.on_config()
     leader.paused = False
     world.publish()
     assert (leader.log.high_watermark, list(leader.partition.isr)) == (0, [1])
-    leader.log.update_config(replace(leader.log.config, min_insync_replicas=1))
+    leader.log.update_config(leader.log.config._replace(min_insync_replicas=1))
     leader.partition.on_config()
     assert leader.log.high_watermark == 1
 

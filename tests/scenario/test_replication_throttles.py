@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from replication_world import TP, World
 
@@ -52,7 +50,7 @@ def restart_behind(world: World, throttle: ReplicationQuota | None = None) -> No
     world.restart(3)
     broker = world[3]
     broker.fetchers.stop(broker.partition)
-    config = replace(FetcherConfig(3, "cluster"), partition_max_bytes=1_000)
+    config = FetcherConfig(3, "cluster")._replace(partition_max_bytes=1_000)
     broker.fetchers = ReplicaFetchers(config, lambda: broker.epoch, broker._started, throttle)
     broker.replicas.following = broker.fetchers
     broker.fetchers.follow(broker.partition)

@@ -8,8 +8,7 @@ the same assignment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from kalda.base.background import Steps
 from kalda.base.ids import Uuid
@@ -21,8 +20,7 @@ TargetAssignment: TypeAlias = dict[str, MemberPartitions]
 """Partitions by member id, of every member; a member that gets none has an empty mapping."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberSubscription:
+class MemberSubscription(NamedTuple):
     """One member, as an assignor sees it."""
 
     topics: frozenset[Uuid]
@@ -31,8 +29,7 @@ class MemberSubscription:
     instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicShape:
+class TopicShape(NamedTuple):
     """One topic, as an assignor sees it."""
 
     name: str
@@ -41,8 +38,7 @@ class TopicShape:
     """By partition, those of its replicas; empty where no broker has a rack."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
+class GroupSpec(NamedTuple):
     """What there is to assign."""
 
     members: Mapping[str, MemberSubscription]

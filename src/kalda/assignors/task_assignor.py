@@ -62,8 +62,7 @@ class StreamsMemberSpec:
     client_tags: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SubtopologyShape:
+class SubtopologyShape(NamedTuple):
     """One subtopology, as a task assignor sees it."""
 
     number_of_tasks: int
@@ -71,8 +70,7 @@ class SubtopologyShape:
     """Whether it has changelog topics, so that standby copies of its tasks make sense."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsGroupSpec:
+class StreamsGroupSpec(NamedTuple):
     """What there is to assign, and how."""
 
     members: Mapping[str, StreamsMemberSpec]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kalda.base.background import Background
 from kalda.base.ids import Uuid, UuidSource
@@ -15,8 +16,7 @@ from kalda.controller.topics import CreateTopicPolicy
 from kalda.metadata.features import VersionRange, supported_ranges
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerConfig:
+class ControllerConfig(NamedTuple):
     """The properties of the node that concern its controller; the key is given where its name differs."""
 
     node_id: int
@@ -39,12 +39,11 @@ class ControllerConfig:
     """`controller.performance.sample.period.ms`"""
     performance_always_log_threshold_ms: int = 2_000
     """`controller.performance.always.log.threshold.ms`"""
-    supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
-    tokens: TokenConfig = field(default_factory=TokenConfig)
+    supported_features: Mapping[str, VersionRange] = MappingProxyType(supported_ranges())
+    tokens: TokenConfig = TokenConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerHost:
+class ControllerHost(NamedTuple):
     """Time, entropy, the event loop, and what of the node a controller asks or calls."""
 
     new_id: UuidSource

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, assert_never
 
 from kalda.base.errors import ErrorCode
@@ -142,7 +142,7 @@ class DelegationTokenControl:
         if request.renew_period_ms > 0:
             period_ms = min(period_ms, request.renew_period_ms)
         expiry_ms = min(token.max_timestamp, _later(now_ms, period_ms))
-        record = replace(token, expiration_timestamp=expiry_ms).to_record()
+        record = token._replace(expiration_timestamp=expiry_ms).to_record()
         response = RenewDelegationTokenResponse(expiry_timestamp_ms=expiry_ms)
         return Result([VersionedRecord(record, 0)], response, atomic=True)
 
@@ -164,7 +164,7 @@ class DelegationTokenControl:
             record = RemoveDelegationTokenRecord(token_id=token.token_id)
         else:
             expiry_ms = min(token.max_timestamp, _later(now_ms, period_ms))
-            record = replace(token, expiration_timestamp=expiry_ms).to_record()
+            record = token._replace(expiration_timestamp=expiry_ms).to_record()
         response = ExpireDelegationTokenResponse(expiry_timestamp_ms=expiry_ms)
         return Result([VersionedRecord(record, 0)], response, atomic=True)
 

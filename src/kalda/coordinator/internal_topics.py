@@ -8,16 +8,14 @@ and how the topic is created. It takes effect where a broker adds a coordinator 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from kalda.base.topic_names import OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from kalda.protocol.messages.groups import CoordinatorType
 
 
-@dataclass(frozen=True, slots=True)
-class InternalTopic:
+class InternalTopic(NamedTuple):
     """A coordinator's topic. Fields that end in `_key` or `_keys` name broker configs."""
 
     name: str

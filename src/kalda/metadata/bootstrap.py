@@ -8,7 +8,7 @@ and footer: `bootstrap.checkpoint` beside the logs, or the quorum's own snapshot
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kalda.base.disk import Disk
 from kalda.metadata.features import KRAFT_VERSION, feature_names
@@ -31,8 +31,7 @@ BOOTSTRAP_SNAPSHOT_FILE = f"{0:020d}-{0:010d}.checkpoint"
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class BootstrapMetadata:
+class BootstrapMetadata(NamedTuple):
     """Records, one of which sets metadata.version; `source` is where they come from, for messages."""
 
     records: tuple[VersionedRecord, ...]

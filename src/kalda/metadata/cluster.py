@@ -7,7 +7,6 @@ broker carry its epoch. A record whose epoch does not match is an error in the l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
@@ -37,8 +36,7 @@ class Endpoint(NamedTuple):
     security_protocol: int
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerRegistration:
+class BrokerRegistration(NamedTuple):
     """One incarnation of a broker.
 
     `epoch` is the offset of its registration record. `directories` are its online log directories, sorted;
@@ -127,8 +125,7 @@ class BrokerRegistration:
         return not cordoned or any(directory not in cordoned for directory in self.directories)
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerRegistration:
+class ControllerRegistration(NamedTuple):
     """One incarnation of a controller (KIP-919)."""
 
     id: int
@@ -243,11 +240,11 @@ class ClusterDelta:
 
     def fence_broker(self, record: FenceBrokerRecord) -> None:
         broker = self._broker_at(record.id, record.epoch, record)
-        self.changed_brokers[record.id] = replace(broker, fenced=True)
+        self.changed_brokers[record.id] = broker._replace(fenced=True)
 
     def unfence_broker(self, record: UnfenceBrokerRecord) -> None:
         broker = self._broker_at(record.id, record.epoch, record)
-        self.changed_brokers[record.id] = replace(broker, fenced=False)
+        self.changed_brokers[record.id] = broker._replace(fenced=False)
 
     def change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
         """`fenced`: 1 fences, -1 unfences, 0 changes nothing. `in_controlled_shutdown`: 1 begins a shutdown, which ends
@@ -256,8 +253,7 @@ class ClusterDelta:
         if record.fenced not in (-1, 0, 1) or record.in_controlled_shutdown not in (0, 1):
             raise ValueError(f"cannot replay {record}: unknown fencing or shutdown change")
         cordoned = record.cordoned_log_dirs
-        self.changed_brokers[record.broker_id] = replace(
-            broker,
+        self.changed_brokers[record.broker_id] = broker._replace(
             fenced=broker.fenced if record.fenced == 0 else record.fenced == 1,
             in_controlled_shutdown=broker.in_controlled_shutdown or record.in_controlled_shutdown == 1,
             directories=tuple(sorted(record.log_dirs)) if record.log_dirs else broker.directories,

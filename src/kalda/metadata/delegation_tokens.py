@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kalda.metadata.image_records import ImageWriter
@@ -17,8 +16,7 @@ def token_hmac(secret: str, token_id: str) -> bytes:
     return hmac.digest(secret.encode(), token_id.encode(), "sha512")
 
 
-@dataclass(frozen=True, slots=True)
-class DelegationToken:
+class DelegationToken(NamedTuple):
     """Principals are in text form, `User:alice`; times are milliseconds since the epoch."""
 
     token_id: str

@@ -8,7 +8,8 @@ directory that cannot be read counts as failed: the node may run without it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, UuidSource, is_reserved, uuid_from_text, uuid_to_text
@@ -21,8 +22,7 @@ class MetaPropertiesError(Exception):
     """A directory's identity is wrong. The message has the directory, what is wrong, and what can be done."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetaProperties:
+class MetaProperties(NamedTuple):
     """The identity of one directory. Version 0 was written by brokers with ZooKeeper, and may lack all other fields."""
 
     version: int = 1
@@ -75,14 +75,13 @@ def _integer(text: str, key: str) -> int:
         raise ValueError(f"Unable to read {key} as a base-10 number.") from None
 
 
-@dataclass(frozen=True, slots=True)
-class MetaPropertiesEnsemble:
+class MetaPropertiesEnsemble(NamedTuple):
     """All directories of a node: formatted ones with their identity, empty ones, failed ones with the error."""
 
     metadata_log_dir: str | None
-    properties: Mapping[str, MetaProperties] = field(default_factory=dict)
+    properties: Mapping[str, MetaProperties] = MappingProxyType({})
     empty_dirs: tuple[str, ...] = ()
-    errors: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def load(cls, disk: Disk, log_dirs: Iterable[str], metadata_log_dir: str | None) -> MetaPropertiesEnsemble:
@@ -183,7 +182,7 @@ class MetaPropertiesEnsemble:
         template = MetaProperties(1, self.cluster_id, node_id)
         for log_dir in (*self.properties, *self.empty_dirs):
             current = self.properties.get(log_dir, template)
-            completed = current if current.directory_id is not None else replace(current, directory_id=new_id())
+            completed = current if current.directory_id is not None else current._replace(directory_id=new_id())
             if completed is self.properties.get(log_dir):
                 continue
             try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch
 
@@ -22,16 +22,14 @@ class Valid:
     """The follower's log is a prefix of this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diverging:
+class Diverging(NamedTuple):
     """The follower's log differs from this one. It truncates to `end` or before: the largest epoch of this log that is
     not after the follower's last one, and the offset where that epoch ends here."""
 
     end: OffsetAndEpoch
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRequired:
+class SnapshotRequired(NamedTuple):
     """This log begins after the point up to which the two agree: the follower fetches `snapshot` first."""
 
     snapshot: OffsetAndEpoch

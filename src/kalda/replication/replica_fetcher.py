@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
@@ -56,8 +56,7 @@ the next fetch; if this one waited for appends to the others, producers of that 
 `replica.fetch.wait.max.ms`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetcherConfig:
+class FetcherConfig(NamedTuple):
     """Broker settings; comments name the keys."""
 
     broker_id: int
@@ -530,7 +529,7 @@ class ReplicaFetchers:
     def resize(self, fetchers_a_leader: int) -> None:
         """`num.replica.fetchers` has changed: partitions move to the fetchers that they belong to now."""
         if fetchers_a_leader != self._config.fetchers_a_leader:
-            self._config = replace(self._config, fetchers_a_leader=fetchers_a_leader)
+            self._config = self._config._replace(fetchers_a_leader=fetchers_a_leader)
             for _, partition in list(self._fetched_by.values()):
                 self.follow(partition)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from kalda.base.sensors import Counter
 from kalda.records.batch import TimestampType
@@ -22,8 +21,7 @@ where that is more. Producers bound their batches before they compress them; a d
 node."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogConfig:
+class LogConfig(NamedTuple):
     """A topic's. Defaults are Kafka 4.4's; ranges are checked where configs are set."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
@@ -135,20 +133,19 @@ def _timestamp_type(text: str) -> TimestampType:
     raise ValueError("expected CreateTime or LogAppendTime")
 
 
-_PARSER_OF_TYPE: dict[str, Callable[[str], object]] = {
-    "frozenset[str]": _policies,
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": _boolean,
-    "TimestampType": _timestamp_type,
-    "ReadRecords": ReadRecords,
+_PARSER_OF_TYPE: dict[type, Callable[[str], object]] = {
+    frozenset: _policies,
+    str: str,
+    int: int,
+    float: float,
+    bool: _boolean,
+    TimestampType: _timestamp_type,
+    ReadRecords: ReadRecords,
 }
-_PARSERS = {field.name: _PARSER_OF_TYPE[str(field.type)] for field in fields(LogConfig)}
+_PARSERS = {name: _PARSER_OF_TYPE[type(default)] for name, default in LogConfig._field_defaults.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class LogManagerConfig:
+class LogManagerConfig(NamedTuple):
     """Broker settings, by Kafka's defaults; comments name the keys."""
 
     retention_check_interval_ms: int = 300_000  # log.retention.check.interval.ms

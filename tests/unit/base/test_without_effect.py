@@ -45,7 +45,7 @@ def quoted() -> frozenset[str]:
 
 
 def is_read_of_topic(name: str) -> bool:
-    return name.replace(".", "_") in LogConfig.__dataclass_fields__ or name in quoted()
+    return name.replace(".", "_") in LogConfig._fields or name in quoted()
 
 
 def is_read(name: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
@@ -31,15 +29,15 @@ def test_directories_of_a_broker() -> None:
     assert [BROKER.has_online_dir(d) for d in (A, C, DIRECTORY_LOST)] == [True, False, False]
     assert BROKER.has_online_dir(DIRECTORY_MIGRATING)
     assert BROKER.has_online_dir(DIRECTORY_UNASSIGNED)
-    older = replace(BROKER, directories=())
+    older = BROKER._replace(directories=())
     assert older.has_online_dir(C)
     assert not older.has_online_dir(DIRECTORY_LOST)
 
 
 def test_cordoned_directories() -> None:
     assert BROKER.has_uncordoned_dirs
-    assert replace(BROKER, cordoned_directories=(A,)).has_uncordoned_dirs
-    assert not replace(BROKER, cordoned_directories=(A, B)).has_uncordoned_dirs
+    assert BROKER._replace(cordoned_directories=(A,)).has_uncordoned_dirs
+    assert not BROKER._replace(cordoned_directories=(A, B)).has_uncordoned_dirs
 
 
 def test_changes_of_a_registration_from_its_start_to_its_removal() -> None:

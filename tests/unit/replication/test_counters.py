@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from data_path_world import SELF, Assigned, World, answers_of
 from replication_world import LAG_MAX_MS
 from replication_world import World as Trio
@@ -228,7 +226,7 @@ def test_records_that_are_compressed_anew_are_conversions() -> None:
     world.produce("a", 3)
     world.produce("a", 2)
     assert log.hooks.conversions.value == 5
-    log.update_config(replace(log.config, compression_type="producer"))
+    log.update_config(log.config._replace(compression_type="producer"))
     world.produce("a", 2)
     assert log.hooks.conversions.value == 5
 

@@ -7,7 +7,7 @@ values are replaced by None.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, find_key, is_dynamic, is_sensitive, synonyms
 from kalda.base.configs.client_metrics import CLIENT_METRICS
@@ -22,8 +22,7 @@ from kalda.base.configs.topic import BROKER_SYNONYMS as TOPIC_SYNONYMS
 from kalda.base.configs.topic import TOPIC
 
 
-@dataclass(frozen=True, slots=True)
-class Synonym:
+class Synonym(NamedTuple):
     """One place where a value is set."""
 
     name: str
@@ -31,8 +30,7 @@ class Synonym:
     source: ConfigSource
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One described config."""
 
     name: str
@@ -164,7 +162,7 @@ def _broker_chain(layers: Layers, name: str) -> list[Synonym]:
     """
     names = synonyms(name)
     chain: list[Synonym] = []
-    for layer, source in replace(layers, static=with_node_id_synonyms(layers.static)).in_order():
+    for layer, source in layers._replace(static=with_node_id_synonyms(layers.static)).in_order():
         for synonym in names:
             text = layer.get(synonym)
             if text is not None:

@@ -9,7 +9,8 @@ that such a value cannot stop the node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kalda.base.configs.broker import (
     BROKER,
@@ -39,14 +40,13 @@ _THREADS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(NamedTuple):
     """Where a broker's values come from, each layer as texts by key."""
 
     static: Mapping[str, str]
-    cluster: Mapping[str, str] = field(default_factory=dict)
+    cluster: Mapping[str, str] = MappingProxyType({})
     """dynamic, for all brokers: the config resource with the empty name"""
-    broker: Mapping[str, str] = field(default_factory=dict)
+    broker: Mapping[str, str] = MappingProxyType({})
     """dynamic, for this broker"""
 
     def in_order(self) -> tuple[tuple[Mapping[str, str], ConfigSource], ...]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.broker.channels.controller_channel import ControllerChannel
@@ -35,8 +34,7 @@ _LAST_STEP_TIMEOUT_S = 5
 """How long a stop waits for the last snapshot, and then for the quorum."""
 
 
-@dataclass(frozen=True)
-class RunningNode:
+class RunningNode(NamedTuple):
     """One that takes part in the quorum. Its controller answers; its broker does after `serve`."""
 
     parts: NodeParts

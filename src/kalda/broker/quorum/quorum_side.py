@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -55,8 +54,7 @@ _MAX_PARTITIONS_AT_STOP = 50_000
 """The snapshot of a larger cluster takes longer than about a second, and a stop does not wait for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSnapshot:
+class LoadedSnapshot(NamedTuple):
     """A snapshot of the metadata log as the loader and the controller receive it: without its control records."""
 
     reader: SnapshotReader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,8 +18,7 @@ from kalda.coordinator.share.group_states import LatestOffsets, ShareStates
 _MINUTE_MS = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCoordinatorConfig:
+class GroupCoordinatorConfig(NamedTuple):
     """Values of the broker keys named beside each field, with Kafka's defaults."""
 
     min_session_timeout_ms: int = 6_000  # group.min.session.timeout.ms
@@ -199,8 +197,7 @@ class ConsumerGroupConfig(KindConfig):
         return int(self._values["group.consumer.regex.refresh.interval.ms"])
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerSettings:
+class ConsumerSettings(NamedTuple):
     """What the consumer groups of all shards share."""
 
     config: ConsumerGroupConfig
@@ -241,8 +238,7 @@ class ShareServices(NamedTuple):
     latest: LatestOffsets
 
 
-@dataclass(frozen=True, slots=True)
-class ShareGroupSettings:
+class ShareGroupSettings(NamedTuple):
     """What the share groups of all shards share."""
 
     config: ShareGroupConfig

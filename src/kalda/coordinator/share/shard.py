@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.background import Steps
@@ -46,8 +45,7 @@ from kalda.protocol.messages.share_records import ShareSnapshotValue, ShareUpdat
 from kalda.statemachine.timeline import TimelineDict
 
 
-@dataclass(frozen=True, slots=True)
-class ShareCoordinatorConfig:
+class ShareCoordinatorConfig(NamedTuple):
     """Values of the broker keys named beside each field, with Kafka's defaults."""
 
     updates_per_snapshot: int = 500  # share.coordinator.snapshot.update.records.per.snapshot

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionConfig:
+class TransactionConfig(NamedTuple):
     """Values of the broker keys named beside each field, with Kafka's defaults."""
 
     max_timeout_ms: int = 900_000  # transaction.max.timeout.ms

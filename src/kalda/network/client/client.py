@@ -17,7 +17,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -92,8 +91,7 @@ async def timeout(delay_s: float | None) -> AsyncIterator[None]:
 MAX_IN_FLIGHT = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RpcPolicy:
+class RpcPolicy(NamedTuple):
     """How requests of one purpose are sent, and for how long. Times are in milliseconds."""
 
     client_id: str | None = "kalda"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
+from typing import NamedTuple
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.stats import MetricConfig
@@ -35,8 +36,7 @@ def descriptors_for_connections() -> int:
     return soft - min(_MOST_FILES, soft // _FILES_SHARE)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits of one listener and its connections."""
 
     max_request_bytes: int = 104_857_600

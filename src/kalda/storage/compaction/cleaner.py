@@ -27,7 +27,6 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -82,8 +81,7 @@ def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
     return log.segments.active.base_offset
 
 
-@dataclass(frozen=True, slots=True)
-class CleanerConfig:
+class CleanerConfig(NamedTuple):
     """Broker settings, by Kafka's defaults; comments name the keys."""
 
     enabled: bool = True  # log.cleaner.enable

@@ -126,8 +126,7 @@ def section_of(header: BatchHeader, data: Buffer) -> Buffer:
     return decompress(header.compression, memoryview(data)[HEADER_SIZE:])
 
 
-@dataclass(frozen=True, slots=True)
-class CleanRules:
+class CleanRules(NamedTuple):
     """What one cleaning decides by."""
 
     offsets: KeyOffsets

@@ -16,7 +16,6 @@ import contextlib
 import logging
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -285,7 +284,7 @@ class LogManager:
 
     def configure_producers(self, *, expiration_ms: int, verify_transactions: bool) -> None:
         """`producer.id.expiration.ms` and `transaction.partition.verification.enable` from now on, for every log."""
-        config = replace(self.config, producer_expiration_ms=expiration_ms, verify_transactions=verify_transactions)
+        config = self.config._replace(producer_expiration_ms=expiration_ms, verify_transactions=verify_transactions)
         if config == self.config:
             return
         self.config = self.maintenance.config = config

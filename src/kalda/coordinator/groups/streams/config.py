@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kalda.assignors.task_assignor import TaskAssignor
@@ -86,8 +85,7 @@ class StreamsServices(NamedTuple):
     assignors: Mapping[str, TaskAssignor]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsSettings:
+class StreamsSettings(NamedTuple):
     """What the streams groups of all shards share."""
 
     config: StreamsGroupConfig

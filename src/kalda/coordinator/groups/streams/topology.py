@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
@@ -41,8 +40,7 @@ PartitionCount: TypeAlias = Callable[[str], int | None]
 _Subtopology: TypeAlias = StreamsGroupTopologyValueSubtopology
 
 
-@dataclass(frozen=True, slots=True)
-class InternalTopic:
+class InternalTopic(NamedTuple):
     """A topic that the group needs for itself."""
 
     name: str
@@ -52,8 +50,7 @@ class InternalTopic:
     configs: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredSubtopology:
+class ConfiguredSubtopology(NamedTuple):
     """A subtopology whose topics have numbers of partitions."""
 
     number_of_tasks: int
@@ -67,8 +64,7 @@ class ConfiguredSubtopology:
         return bool(self.state_changelog_topics)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredTopology:
+class ConfiguredTopology(NamedTuple):
     """A topology as the topics that exist allow it."""
 
     epoch: int
@@ -325,7 +321,7 @@ def _missing_internal_topics(
     missing: dict[str, InternalTopic] = {}
     for name in (yield from java_order_steps(needed, size)):
         factor = needed[name].replication_factor or _DEFAULT_REPLICATION_FACTOR
-        missing[name] = replace(needed[name], replication_factor=factor)
+        missing[name] = needed[name]._replace(replication_factor=factor)
         if len(missing) % ITEMS_A_STEP == 0:
             yield
     return missing
