@@ -118,6 +118,23 @@ def test_a_lost_answer_is_no_reason_to_fence() -> None:
     assert a.send(member_epoch=3, topic_partitions=a.owned_topics()).error == "FENCED_MEMBER_EPOCH"
 
 
+def test_an_assignment_that_a_late_request_was_answered_with_is_sent_again() -> None:
+    """A client has given a join up and sent another. The second is answered before there is a target, and the first one
+    comes after it."""
+    world = World(consumers={"group.consumer.assignment.interval.ms": 10_000})
+    world.topics.add("t", 4)
+    first, a = Member(world, "first", "t"), Member(world, "a", "t")
+    settle(world, first)
+    first.leave()
+    join = {"member_epoch": 0, "subscribed_topic_names": ["t"], "rebalance_timeout_ms": 60_000, "topic_partitions": []}
+    a.take(a.send(**join))
+    assert (a.numbers, a.epoch) == ([], epochs(world)[1]), "the interval has not passed"
+    world.pass_time(10_001)
+    assert a.send(**join).value.assignment.topic_partitions
+    a.beat()
+    assert a.numbers == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("epoch", "error"), [(1, "FENCED_MEMBER_EPOCH"), (9, "FENCED_MEMBER_EPOCH")])
 def test_an_epoch_that_never_was_is_fenced(epoch: int, error: str) -> None:
     world = world_of()

@@ -192,6 +192,20 @@ def test_a_heartbeat_of_the_epoch_before_is_accepted(world: World, epoch: int, e
     assert member.beat("orders", "payments", epoch=epoch) == expected
 
 
+def test_a_heartbeat_of_the_epoch_before_is_answered_with_the_assignment(world: World) -> None:
+    """The answer of the present epoch may have been that of a request which its client had given up."""
+    a, b = ShareMember(world, "a"), ShareMember(world, "b")
+    a.settle("orders")
+    b.settle("orders")
+    epoch, assigned = a.epoch, a.assigned
+    assert a.beat() == "NONE"
+    assert a.epoch > epoch
+    assert a.assigned != assigned
+    a.assigned = {}
+    assert a.beat(epoch=epoch) == "NONE"
+    assert a.assigned
+
+
 def test_forged_heartbeats_are_refused(world: World) -> None:
     assert ShareMember(world).beat() == "INVALID_REQUEST", "the first one names topics"
     assert ShareMember(world).beat("orders", epoch=-2) == "INVALID_REQUEST"

@@ -117,6 +117,25 @@ def test_it_leaves_when_it_is_closed(instance: str | None, epoch: int) -> None:
     assert beats[-1].member_epoch == epoch, "it does not join again"
 
 
+def test_a_member_that_is_closed_while_it_joins_leaves_too() -> None:
+    """Else the group would keep partitions for it until its session ends."""
+    cluster, (member,) = cluster_of("a")
+    beats: list[int] = []
+    heartbeat = cluster.modern.heartbeat
+
+    def closed_meanwhile(request: Any) -> ConsumerGroupHeartbeatResponse:
+        beats.append(request.member_epoch)
+        if beats == [0]:
+            member.core.begin_leave(None)
+        return heartbeat(request)
+
+    cluster.modern.heartbeat = closed_meanwhile  # type: ignore[method-assign]
+    member.poll(1_000)
+    cluster.run(20_000)
+    assert cluster.modern.left == [("id-a", -1)]
+    assert not member.owned
+
+
 def test_a_pattern_is_evaluated_by_the_coordinator() -> None:
     cluster = Cluster()
     cluster.add_topic("t", 4)

@@ -192,8 +192,7 @@ class ConsumerMembership(HeartbeatMember, Membership):
             return
         is_joining = self.epoch == JOIN_EPOCH
         request = self._request(self.epoch)
-        is_at_rest = self.phase is ConsumerGroupPhase.STABLE and self._target is None
-        says_all = is_joining or (self._has_lost_answer and is_at_rest)
+        says_all = is_joining or self._has_lost_answer
         if says_all:
             request.rack_id = self._config.rack or None
             request.rebalance_timeout_ms = self._config.max_poll_interval_ms
@@ -235,9 +234,7 @@ class ConsumerMembership(HeartbeatMember, Membership):
         self._target = target
 
     def _on_heartbeat_error(self, error: ApiError) -> None:
-        # What the lost answer said is answered to a request that has all fields.
         self._has_lost_answer = True
-        self._acknowledges = self._is_member and self.phase is ConsumerGroupPhase.STABLE and self._target is None
         super()._on_heartbeat_error(error)
 
     def _forget_sent(self) -> None:

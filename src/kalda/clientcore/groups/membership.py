@@ -206,6 +206,8 @@ class HeartbeatMember(Member):
         self._target: Target | None = None
         """The last assignment that the coordinator has sent and that is not in force."""
         self._is_in_flight = False
+        self._memberships = 0
+        """Those that have ended: an answer to a heartbeat of one of them says nothing about the present one."""
         self._next_heartbeat_ms = 0
         self._interval_ms = self._config.heartbeat_interval_ms
         self._failures = 0
@@ -266,17 +268,17 @@ class HeartbeatMember(Member):
         """What the lost request said has to be said again."""
 
     def _send_heartbeat(self, node_id: int, request: Request) -> None:
-        now_ms, epoch = self._requests.now_ms, self.epoch
+        now_ms, of = self._requests.now_ms, self._memberships
         self._is_in_flight = True
         self._next_heartbeat_ms = now_ms + self._interval_ms
         self._heartbeat_metrics.heartbeat_sent_ms = now_ms
-        self._requests.send(node_id, request, lambda answer, error: self._on_heartbeat(epoch, now_ms, answer, error))
+        self._requests.send(node_id, request, lambda answer, error: self._on_heartbeat(of, now_ms, answer, error))
 
-    def _on_heartbeat(self, epoch: int, sent_at_ms: int, answer: Any, error: ApiError | None) -> None:
+    def _on_heartbeat(self, of: int, sent_at_ms: int, answer: Any, error: ApiError | None) -> None:
         self._is_in_flight = False
         if answer is not None:
             self._heartbeat_metrics.heartbeats.append(self._requests.now_ms - sent_at_ms)
-        if epoch != self.epoch:
+        if of != self._memberships:
             return
         if answer is not None and answer.error_code:
             error = refused(answer.error_code, f"{self.noun} {self._config.group_id!r}", answer.error_message)
@@ -321,6 +323,7 @@ class HeartbeatMember(Member):
     # -- the end
 
     def _end_membership(self) -> None:
+        self._memberships += 1
         self.epoch = JOIN_EPOCH
         if self._is_member:
             self._failures = 0
@@ -329,10 +332,10 @@ class HeartbeatMember(Member):
         self._forget_sent()
 
     def _leave(self, epoch: int, reason: str, *, is_sent: bool = True) -> Operation | None:
-        """The end of this membership, with a last request of this epoch where the group has the member. Returns what to
-        wait for; None where nothing is sent."""
+        """The end of this membership, with a last request of this epoch where the group has the member, or may have it
+        since it is joining. Returns what to wait for; None where nothing is sent."""
         operation: Operation | None = None
-        if self._is_member and is_sent:
+        if (self._is_member or self._is_in_flight) and is_sent:
             operation = Operation("leaving the group", self._requests.now_ms + self._config.request_timeout_ms)
             self._send_leave(operation, epoch)
         log.info("%s %s: the member leaves: %s", self.noun, self._config.group_id, reason)

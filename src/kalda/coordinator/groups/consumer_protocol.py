@@ -93,14 +93,15 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
         self._resolve_regexes(caller, group)
         self.assign(group)
         changed = member.topics != old.topics or member.regex != old.regex
-        member = self.reconcile(group, member_id, _owned(request), subscription_changed=changed)
+        owned = _owned(request)
+        member = self.reconcile(group, member_id, owned, subscription_changed=changed)
         self._groups.start_session(group, member_id)
         response = ConsumerGroupHeartbeatResponse(
             member_id=member_id,
             member_epoch=member.epoch,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms(request.group_id),
         )
-        if _is_full(request) or member.assigned != old.assigned:
+        if _is_full(request) or member.assigned != old.assigned or _may_have_missed(owned, member.assigned):
             response.assignment = _assignment(member.assigned)
         return self._partition.after_commit(response)
 
@@ -449,6 +450,14 @@ def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:
         and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
         and request.topic_partitions is not None
     )
+
+
+def _may_have_missed(owned: OwnedPartitions | None, assigned: AssignedPartitions) -> bool:
+    """Whether the member says that it owns something else than it was assigned. The answer with the assignment may have
+    been that of a request which came after its client had given it up."""
+    return owned is not None and {topic_id: numbers for topic_id, numbers in owned.items() if numbers} != {
+        topic_id: partitions.keys() for topic_id, partitions in assigned.items()
+    }
 
 
 def _assignment(assigned: AssignedPartitions) -> ConsumerGroupHeartbeatResponseAssignment:

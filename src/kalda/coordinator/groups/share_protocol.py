@@ -101,11 +101,8 @@ class ShareProtocol(KindProtocol[ShareGroup]):
             member_epoch=member.epoch,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms(request.group_id),
         )
-        if (
-            request.member_epoch == JOINING_EPOCH
-            or request.subscribed_topic_names is not None
-            or member.assigned != old.assigned
-        ):
+        missed_answer = request.member_epoch != old.epoch
+        if missed_answer or request.subscribed_topic_names is not None or member.assigned != old.assigned:
             response.assignment = _assignment(member.assigned)
         self._initialize(group)
         return self._partition.after_commit(response)
