@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from kalda.pipeline.leases import Lease, is_held
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.stores import StorePath
+from kalda.spark.user_cache import user_cache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,7 +140,7 @@ def _local_file(place: Place) -> Path:
     if isinstance(place, Path):
         return place
     digest = hashlib.sha256(place.identity.encode()).hexdigest()[:32]
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kalda" / "locks" / digest
+    return user_cache() / "locks" / digest
 
 
 def check_held(place: Place, *, asks: bool = False) -> None:

@@ -38,6 +38,7 @@ And:
 - `client_metrics`: what clients push to the brokers, as a table
 - `cluster`: what planners and drivers request of a cluster
 - `java`: the Java that Spark needs
+- `user_cache`: where this user's cache is
 - `background`: processes that get what others leave of the CPU and the disk
 """
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.errors import KafkaError
+from kalda.spark.user_cache import user_cache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,9 +108,9 @@ def quick_workers(command: list[str], environment: Mapping[str, str]) -> tuple[l
     is_own = home == Path(command[0]).parent.parent and "SPARK_HOME" not in environment
     if os.name != "posix" or not is_own or environment.get("PYSPARK_PYTHON", sys.executable) != sys.executable:
         return command, environment
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kalda"
-    other = cache / f"spark-{sha256(repr(packages).encode()).hexdigest()[:16]}"
     try:
+        cache = user_cache(environment)
+        other = cache / f"spark-{sha256(repr(packages).encode()).hexdigest()[:16]}"
         if not other.exists():
             cache.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".spark-", dir=cache))

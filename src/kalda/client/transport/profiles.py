@@ -28,7 +28,7 @@ def profiles_path() -> Path:
     given = os.environ.get(_VARIABLE)
     if given:
         return Path(given)
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # as it is, for a user without a home
     return Path(home) / "kalda" / "profiles.toml"
 
 

@@ -697,8 +697,8 @@ class Connections:
         elif peer.node_id >= 0:
             for_s = peer.unreached.warn_of_s(now_ms)
             if for_s is not None:
-                text = "%s: broker %d was not reached for %d s, at the address that the cluster gives: %s. Trying on"
-                log.warning(text, self._config.client_id, peer.node_id, for_s, error.message)
+                text = "%s: a broker was not reached for %d s, at the address that the cluster gives: %s. Trying on"
+                log.warning(text, self._config.client_id, for_s, error.message)
 
     def _on_failed_node(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """The node has failed: it is connected again after a backoff. Requests in flight fail with `error`."""
