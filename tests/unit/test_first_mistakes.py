@@ -44,6 +44,19 @@ def test_a_client_that_is_pickled_says_why_it_cannot_be(client):
         pickle.dumps(made)
 
 
+@pytest.mark.parametrize("client", [kalda.Producer, kalda.Consumer, kalda.Admin])
+def test_a_port_alone_is_no_address(client):
+    with pytest.raises(kalda.InvalidConfig, match="bootstrap server '9092': HOST:PORT is expected"):
+        client(bootstrap_servers=9092)
+
+
+def test_a_login_without_its_line_shows_one():
+    with pytest.raises(
+        kalda.InvalidConfig, match=r'SASL_PLAINTEXT needs it; give sasl\.jaas\.config, such as .*"alice"'
+    ):
+        kalda.Producer(bootstrap_servers="localhost:1", security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN")
+
+
 @pytest.mark.parametrize(
     ("name", "here"), [("KafkaProducer", "kalda import Producer"), ("AIOKafkaConsumer", "kalda.aio")]
 )

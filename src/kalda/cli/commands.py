@@ -113,7 +113,7 @@ class Kalda(click.Group):
 def _noun_of(word: str) -> str | None:
     """The noun that a word stands for: itself, its singular, the name of a script of Kafka's, another word for it."""
     plain = word.removesuffix(".sh")
-    others = (word, f"{word}s", KAFKA_TOOLS.get(plain, ""), OTHER_NAMES.get(word, ""))
+    others = (word, f"{word}s", KAFKA_TOOLS.get(f"kafka-{plain.removeprefix('kafka-')}", ""), OTHER_NAMES.get(word, ""))
     return next((name for name in others if name in NOUNS), None)
 
 

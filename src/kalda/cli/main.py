@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from kalda.records._uncompiled import say_once
-
 
 def hold_standard_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that the caller has closed (`<&-`).
@@ -36,17 +34,20 @@ def main() -> int:
     hold_standard_streams()
     use_utf8()
     arguments = sys.argv[1:]
-    say_once(lambda advice: sys.stderr.write(f"kalda: {advice}\n"))
-    if arguments[:1] == ["server"]:
-        try:
+    try:
+        from kalda.records._uncompiled import say_once
+
+        say_once(lambda advice: sys.stderr.write(f"kalda: {advice}\n"))
+        if arguments[:1] == ["server"]:
             from kalda.cli.server import run
 
             return run(arguments[1:])
-        except KeyboardInterrupt:  # before the node handles signals
-            return 130
-    from kalda.cli.commands import cli
+        from kalda.cli.commands import cli
 
-    cli(prog_name="kalda")
+        cli(prog_name="kalda")
+    except KeyboardInterrupt:  # while modules are loaded, before a command or the node handles it
+        sys.stderr.write("Interrupted.\n")
+        return 130
     return 0
 
 

@@ -224,3 +224,20 @@ def test_the_version_is_a_command_too() -> None:
     shown = CliRunner().invoke(cli, ["version"]).output
     assert shown.startswith("kalda ")
     assert "python" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "here"),
+    [
+        ("cluster health", "kalda doctor"),
+        ("topic alter-config orders --set retention.ms=5", "kalda configs alter --topic TOPIC --add-config KEY=VALUE"),
+        ("topic consume orders", "kalda consume TOPIC"),
+    ],
+)
+def test_a_command_of_rpk_that_is_elsewhere_is_answered_with_where(words: str, here: str) -> None:
+    assert here in " ".join(said(*words.split()).split())
+
+
+@pytest.mark.parametrize("name", ["consumer-groups", "consumer-groups.sh", "console-consumer", "metadata-quorum"])
+def test_a_script_of_kafka_is_found_without_its_first_word(name: str) -> None:
+    assert f"Usage: cli {name} " in CliRunner().invoke(cli, [name, "--help"]).output

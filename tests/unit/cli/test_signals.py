@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +129,15 @@ def test_ctrl_c_before_a_node_handles_signals_leaves_no_traceback(monkeypatch: p
     monkeypatch.setattr(server, "run", interrupted)
     monkeypatch.setattr(sys, "argv", ["kalda", "server"])
     assert main.main() == 130
+
+
+def test_ctrl_c_while_modules_are_loaded_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(main.__file__).parents[2])])}
+    done = subprocess.run(
+        [sys.executable, "-m", "kalda", "topics"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_a_second_sighup_does_not_interrupt_a_consumers_leaving() -> None:

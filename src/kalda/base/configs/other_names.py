@@ -35,10 +35,11 @@ _LIBRDKAFKA: Final = {
     "ssl.key.pem": "ssl.keystore.key",
     "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
 }
-_LOGIN: Final = (
+LOGIN: Final = (
     "give sasl.jaas.config, such as org.apache.kafka.common.security.plain.PlainLoginModule required "
     'username="alice" password="secret";'
 )
+"""What to do for a login, where its line is missing."""
 _STORES: Final = {
     "ca": "give the file as ssl.truststore.location, with ssl.truststore.type=PEM",
     "own": "give one file with the key and the certificates as ssl.keystore.location, with ssl.keystore.type=PEM",
@@ -63,8 +64,8 @@ _LIBRDKAFKA_ADVICE: Final = {
     "on_delivery": "give on_delivery to send, or use the future that it returns",
     "queue.buffering.max.kbytes": "give buffer.memory, which is in bytes",
     "queue.buffering.max.messages": "give buffer.memory, which bounds the bytes that wait",
-    "sasl.password": _LOGIN,
-    "sasl.username": _LOGIN,
+    "sasl.password": LOGIN,
+    "sasl.username": LOGIN,
     "socket.keepalive.enable": "it has no counterpart; leave it out",
     "socket.nagle.disable": "Nagle's algorithm is always off; leave it out",
     "ssl.ca.location": _STORES["ca"],
@@ -78,8 +79,8 @@ _KAFKA_PYTHON: Final = {
     "api.version": "versions are always negotiated; leave it out",
     "consumer.timeout.ms": "poll has a timeout, in seconds",
     "retry.backoff.jitter": "it has no counterpart; leave it out",
-    "sasl.plain.password": _LOGIN,
-    "sasl.plain.username": _LOGIN,
+    "sasl.plain.password": LOGIN,
+    "sasl.plain.username": LOGIN,
     "ssl.cafile": _STORES["ca"],
     "ssl.certfile": _STORES["own"],
     "ssl.check.hostname": "give ssl.endpoint.identification.algorithm, empty for no check",

@@ -37,6 +37,13 @@ SAME_COMMANDS: Final = {
     "delete": "remove", "execute": "run", "generate": "plan", "verify": "status",
 }  # fmt: skip
 """Commands of a noun by other words for them."""
+OF_OTHER_NOUNS: Final = {
+    "produce": "records are written by kalda produce TOPIC", "consume": "records are read by kalda consume TOPIC",
+    "health": "what is wrong with a cluster is shown by kalda doctor",
+    "alter-config": "configs are changed by kalda configs alter --topic TOPIC --add-config KEY=VALUE",
+    "logdirs": "what is on the disks of brokers is shown by kalda cluster log-dirs",
+}  # fmt: skip
+"""Commands of rpk under a noun that has no such command: what is shown for them."""
 
 _BOOTSTRAP = ("--bootstrap-server",)
 SAME_OPTIONS: Final[dict[str, tuple[str, ...]]] = {

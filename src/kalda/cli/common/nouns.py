@@ -11,6 +11,7 @@ import click
 
 from kalda.cli.common.habits import (
     KCAT_MODES,
+    OF_OTHER_NOUNS,
     SAME_COMMANDS,
     SHARE_CONSUMER,
     as_share_consumer,
@@ -58,7 +59,7 @@ class Noun(click.Group):
             if word.startswith("--") and self._name_of(ctx, word[2:]) is not None:
                 args = [word[2:], *args[:index], *args[index + 1 :]]
                 break
-            if not word.startswith("-") and self._name_of(ctx, word) is not None:
+            if not word.startswith("-") and (self._name_of(ctx, word) is not None or word in OF_OTHER_NOUNS):
                 break
         return super().parse_args(ctx, command_first(args, lambda word: self._name_of(ctx, word) is not None))
 
@@ -75,8 +76,8 @@ class Noun(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
-            if args[0] in ("produce", "consume"):
-                raise click.UsageError(f"records are written and read by kalda {args[0]} TOPIC", ctx)
+            if args[0] in OF_OTHER_NOUNS:
+                raise click.UsageError(OF_OTHER_NOUNS[args[0]], ctx)
             raise click.UsageError(no_such_command(args[0], self.list_commands(ctx)), ctx)
         return super().resolve_command(ctx, args)
 

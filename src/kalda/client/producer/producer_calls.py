@@ -185,7 +185,10 @@ class ProducerCalls(ClientFace):
     def _transaction_driver(self) -> TransactionDriver:
         """Raises `ApiError` where the producer has no transactions."""
         if self._core.transactions is None:
-            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE,
+                "the producer has no transactional.id: set it, to a name that stays the same after a restart",
+            )
         return self._core.transactions
 
     @staticmethod

@@ -58,7 +58,7 @@ class ClientFace(ABC):
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
-        raise TypeError(f"a {name} cannot be pickled: make it in the process that uses it, from the same configuration")
+        raise TypeError(f"{name} cannot be pickled: make it in the process that uses it, from the same configuration")
 
     if not TYPE_CHECKING:  # else it would have every attribute
 

@@ -155,6 +155,6 @@ def _parse_address(text: str) -> Address:
         host, _, port_text = address.partition(":")
     elif ":" in address:
         raise ValueError(f"bootstrap server {text!r}: an IPv6 address is written [ADDRESS]:PORT")
-    if not host or not port_text.isdecimal() or not 0 < int(port_text) < 65536:
+    if not host or host.isdecimal() or not port_text.isdecimal() or not 0 < int(port_text) < 65536:
         raise ValueError(f"bootstrap server {text!r}: HOST:PORT is expected, the port from 1 to 65535")
     return Address(host, int(port_text))

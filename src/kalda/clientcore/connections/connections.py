@@ -657,7 +657,7 @@ class Connections:
             return
         versions = peer_versions(answer)
         if answer.error_code or self._config.required_api not in versions:
-            why = f"{peer.address} answers no client; it may be a controller's listener"
+            why = f"{peer.address} answers no client; it may be a controller's listener: give the address of a broker's"
             if not peer.untried:
                 self.on_refused(ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, why))
             self._on_failed_connection(peer, disconnected(why), now_ms)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kalda.base.configs.other_names import LOGIN
 from kalda.base.errors import ApiError
 from kalda.network.login.jaas_file import CLIENT_SECTION, find_entry
 from kalda.network.python_classes import make
@@ -312,7 +313,7 @@ class ClientSecurity:
             _require_known(mechanism)
             jaas = find_entry((CLIENT_SECTION,), mechanism) if line is None else parse_jaas(str(line), mechanism)
             if jaas is None:
-                raise BadJaas(f"sasl.jaas.config is not set: security.protocol={protocol} needs it")
+                raise BadJaas(f"sasl.jaas.config is not set: security.protocol={protocol} needs it; {LOGIN}")
         urls, files = _listed(values.get(_ALLOWED_URLS)), _listed(values.get(_ALLOWED_FILES))
         return cls(tls, mechanism, jaas, values.get, urls, values, files)
 
