@@ -24,7 +24,7 @@ from kalda.pipeline.engine.runs import FlowReport, FlowState, RunReport
 from kalda.pipeline.engine.service import Service, check_projects, shared_settings
 from kalda.pipeline.files import locked
 from kalda.pipeline.projects.specification import Specification
-from kalda.pipeline.session import PipelineError
+from kalda.pipeline.session import PipelineError, Unavailable
 from waiting import wait_until
 
 TOKEN = "of the test"
@@ -166,8 +166,8 @@ def test_refreshes_that_wait_are_bounded(serve: Callable[..., Any]) -> None:
 def test_a_failure_ends_no_other_project(serve: Callable[..., Any]) -> None:
     with serve("bad", "good") as world:
         begun = {each.project: each for each in (world.begun(), world.begun())}
-        begun["bad"].results.put(RuntimeError("the disk is full"))
-        wait_until(lambda: world.state("bad") == ("failed", "the disk is full"))
+        begun["bad"].results.put(PipelineError("a type is another one"))
+        wait_until(lambda: world.state("bad") == ("failed", "a type is another one"))
         assert world.state("good") == ("following", None)
         world.ask("/projects/bad/resume", "POST")
         again = world.begun()
@@ -178,6 +178,25 @@ def test_a_failure_ends_no_other_project(serve: Callable[..., Any]) -> None:
         refresh.results.put(PipelineError("a column is missing"))
         assert world.begun().options.follow
         assert world.state("bad") == ("following", "a column is missing"), "what followed before follows again"
+
+
+def test_a_project_that_something_did_not_answer_runs_again(serve: Callable[..., Any]) -> None:
+    """By itself, after a pause; a refresh that has failed is not run again."""
+    with serve("shop") as world:
+        world.begun().results.put(Unavailable("the registry does not answer"))
+        wait_until(lambda: world.state("shop") == ("restarting", "the registry does not answer"))
+        again = world.begun()
+        assert again.options.follow
+        assert world.state("shop") == ("following", None)
+        again.results.put(Unavailable("the bucket does not answer"))
+        wait_until(lambda: world.state("shop") == ("restarting", "the bucket does not answer"))
+        world.ask("/projects/shop/refresh", "POST")
+        refresh = world.begun()
+        assert not refresh.options.follow
+        refresh.results.put(Unavailable("the bucket does not answer yet"))
+        assert world.begun().options.follow
+        world.ask("/projects/shop/pause", "POST")
+        wait_until(lambda: world.state("shop")[0] in ("paused", "failed"))
 
 
 def test_a_project_that_runs_elsewhere_is_refused_by_name(serve: Callable[..., Any], tmp_path: Path) -> None:

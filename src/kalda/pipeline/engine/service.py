@@ -4,11 +4,12 @@ Each project has a thread, a session of its own (settings, views, queries) on th
 
     starting -> following <-> refreshing          a refresh is a run up to the sources' ends, between two others
                     |  ^
-        pause, fail v  | resume
-              paused, failed
+        pause, fail v  | resume, or by itself
+       paused, failed, restarting
 
-A project whose flows have all failed waits for `resume` or `refresh`; the others go on. While its flows run, a project
-is locked, so that no other run writes its tables.
+A project whose flows have all failed waits for `resume` or `refresh`; the others go on. One that could not run, since a
+cluster, a registry or a store did not answer, runs again after a pause. While its flows run, a project is locked, so
+that no other run writes its tables.
 
 Over HTTP: `GET /` is a page with charts, `GET /projects` the state of all, `GET /metrics` all values for Prometheus,
 `POST /projects/NAME/pause`, `/resume` and `/refresh?names=a,b&full=c`. All but the page need the token.
@@ -25,13 +26,16 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import chain
+from random import random
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from kalda.clientcore.connections.backoff import Backoff
 from kalda.network.server.http import Page
 from kalda.pipeline.engine.engine import RunOptions, run_project, running_alone
 from kalda.pipeline.engine.metrics import HttpThread, metrics_page, values_of
 from kalda.pipeline.engine.query import StopEvent
+from kalda.pipeline.engine.runs import Restarts, is_final
 from kalda.pipeline.session import PipelineError, first_line, prepare, refuse_ended
 
 if TYPE_CHECKING:
@@ -44,6 +48,8 @@ _POINTS: Final = 300
 _EVERY_S: Final = 2.0
 """Between two points of the charts."""
 _POLL_S: Final = 1.0
+_PAUSE_MS: Final = 1_000
+_LONGEST_PAUSE_MS: Final = 60_000
 _MOST_REFRESHES: Final = 100
 _OF_JAVA: Final = ("spark.sql.warehouse.dir", "spark.jars.packages")
 """The engine has its own warehouse, and the session has more packages."""
@@ -89,6 +95,11 @@ class Served:
         self._changed = threading.Condition()
         self._stopped = StopEvent()
         """Ends the run that goes on."""
+        self._restarts = Restarts(Backoff(_PAUSE_MS, _LONGEST_PAUSE_MS, random))
+        self._batches = 0
+        """Of all runs."""
+        self._follows_s = 0.0
+        """Not before this moment."""
         self._points: dict[str, deque[tuple[int, int, int, float]]] = {}
         self._point_s = 0.0
         self._thread = threading.Thread(target=self._live, name=f"project {self.name}")
@@ -115,7 +126,7 @@ class Served:
 
     def resume(self) -> None:
         with self._changed:
-            self._follows, self.error = True, None
+            self._follows, self._follows_s, self.error = True, 0.0, None
             self._changed.notify()
 
     def refresh(self, options: RunOptions) -> None:
@@ -134,13 +145,18 @@ class Served:
     def _next(self) -> RunOptions | None:
         """What to run; None: nothing more."""
         with self._changed:
-            while not (self._ends or self._follows or self._refreshes):
-                self.state = "paused" if self.error is None else "failed"
-                self._changed.wait()
+            while not (self._ends or self._refreshes):
+                pause_s = self._follows_s - time.monotonic()
+                if self._follows and pause_s <= 0:
+                    break
+                self.state = "restarting" if self._follows else "paused" if self.error is None else "failed"
+                self._changed.wait(pause_s if self._follows else None)
             if self._ends:
                 self.state = "stopped"
                 return None
             self._stopped = StopEvent()
+            if self._follows_s and not self._refreshes:
+                self._follows_s, self.error = 0.0, None
             self.state = "refreshing" if self._refreshes else "following"
             return self._refreshes.popleft() if self._refreshes else RunOptions(follow=True)
 
@@ -151,12 +167,19 @@ class Served:
                     is_good = self._run(options)
                 if self._stopped.is_set() or (is_good and not options.follow):
                     continue
-                reason = "all flows have ended" if is_good else self._failures()
+                reason, pause_s = "all flows have ended" if is_good else self._failures(), None
             except Exception as error:
-                reason = first_line(error)
+                reason, pause_s = first_line(error), None if is_final(error) else self._pause_s()
             with self._changed:
                 self.error = reason
-                self._follows = self._follows and not options.follow
+                if pause_s is None:
+                    self._follows = self._follows and not options.follow
+                elif options.follow:
+                    self._follows_s = time.monotonic() + pause_s
+
+    def _pause_s(self) -> float | None:
+        self._batches += 0 if self.report is None else sum(each.batches for each in list(self.report.flows.values()))
+        return self._restarts.pause_s(self._batches)
 
     def _run(self, options: RunOptions) -> bool:
         session = self._of_own()
