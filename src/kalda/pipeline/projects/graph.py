@@ -28,6 +28,8 @@ _TABLES: Final = re.compile(r"SubqueryAlias spark_catalog\.(\S+)")
 INCREMENT: Final = "kalda.incremental.column"
 """A property of a table that is made of the rows that a source has since the last time, by this column."""
 _NOT_FOUND: Final = "TABLE_OR_VIEW_NOT_FOUND"
+_OF_JAVA: Final = "Py4JJavaError"
+"""What PySpark has no class for: no fault of a definition, but for example a store that does not answer."""
 
 
 def ordered(inputs: Mapping[str, Collection[str]]) -> list[str]:
@@ -122,7 +124,7 @@ class Evaluation:
         return found
 
     def call(self, flow: AnyFlow) -> FlowFrame:
-        """The flow's frame as of now."""
+        """The flow's frame as of now. Raises `PipelineError`, `Unavailable`."""
         target = self._definitions.target(flow)
         while True:
             try:
@@ -133,7 +135,8 @@ class Evaluation:
                 missing = _missing(error)
                 name = None if missing is None else self._definitions.find(missing)
                 if name is None or name in self._done:
-                    raise PipelineError(self._refusal(flow, error, missing if name is None else None)) from error
+                    kind = Unavailable if type(error).__name__ == _OF_JAVA else PipelineError
+                    raise kind(self._refusal(flow, error, missing if name is None else None)) from error
                 self._evaluate(name)
                 continue
             self._check_kind(flow, target, frame)
