@@ -12,7 +12,7 @@ own engine lacks. In definition files:
 - `session`: the Spark session of a command, and which jars a format needs
 - `topics`: partitions and ends of topics, from a cluster
 - `files`: files beside a pipeline: bounded reads, states, locks
-- `stores`: the same in object stores, without Spark; `leases`: locks there
+- `stores`: the same in object stores, without Spark
 - `projects`: what a project's files define, and what is wrong with it before it runs
 - `engine`: runs of projects, single queries, and what they say of themselves
 - `tables`: tables of Delta: commits, MERGE, contracts, change data, rules of rows

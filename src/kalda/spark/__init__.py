@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from kalda.base.ids import TopicPartition
     from kalda.spark.partitions import OffsetRange
 
 
@@ -82,7 +83,7 @@ def offset_ranges(frame: DataFrame) -> list[OffsetRange]:
     return offset_ranges_of(frame)
 
 
-def starting_after(stored: Mapping[tuple[str, int], int]) -> str:
+def starting_after(stored: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> str:
     """The value of `startingOffsets` that continues at stored offsets: by topic and partition, the next to read; -2 is
     the first of the log, -1 its end."""
     from kalda.spark import ranges

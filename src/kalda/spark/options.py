@@ -289,7 +289,7 @@ def _stops(options: OptionTable, is_streaming: bool) -> dict[TopicPartition, int
         return {}
     if not is_streaming:
         raise OptionError(STOP, text, "it is the end of a stream; a batch ends at endingOffsets")
-    return _by_partition(STOP, text, lambda offset: offset >= 0, "offsets from 0")
+    return by_partition(STOP, text, lambda offset: offset >= 0, "offsets from 0")
 
 
 class OptionTable:
@@ -400,7 +400,7 @@ def _bound(options: OptionTable, prefix: str, default: Edge, refused: Edge | Non
         return AtTimestamp(options.number(name, None, 0))
     name = f"{prefix}OffsetsByTimestamp"
     if (text := options.text(name)) is not None:
-        return AtTimestamps(_by_partition(name, text, lambda timestamp: timestamp >= 0, "milliseconds since 1970"))
+        return AtTimestamps(by_partition(name, text, lambda timestamp: timestamp >= 0, "milliseconds since 1970"))
     name = f"{prefix}Offsets"
     text = options.text(name)
     if text is None:
@@ -417,10 +417,12 @@ def _bound(options: OptionTable, prefix: str, default: Edge, refused: Edge | Non
     edges = {EARLIEST_OFFSET: Edge.EARLIEST, LATEST_OFFSET: Edge.LATEST}
     allowed = [offset for offset, edge in edges.items() if edge is not refused]
     expected = f"offsets from 0, or {' or '.join(f'{offset} for {edges[offset].value}' for offset in allowed)},"
-    return AtOffsets(_by_partition(name, text, lambda offset: offset >= 0 or offset in allowed, expected))
+    return AtOffsets(by_partition(name, text, lambda offset: offset >= 0 or offset in allowed, expected))
 
 
-def _by_partition(name: str, text: str, allowed: Callable[[int], bool], expected: str) -> dict[TopicPartition, int]:
+def by_partition(name: str, text: str, allowed: Callable[[int], bool], expected: str) -> dict[TopicPartition, int]:
+    """Numbers as `{"logs": {"0": 23}}`, at least one. Raises `OptionError` where not all are `allowed`; `expected` says
+    which ones are."""
     advice = f'JSON such as {{"logs": {{"0": 23, "1": 42}}}} with {expected} is expected'
     found: dict[TopicPartition, int] = {}
     for topic, numbers in _json_object(name, text, advice).items():

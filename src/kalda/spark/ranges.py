@@ -73,7 +73,7 @@ def reading(ranges: Iterable[OffsetRange]) -> dict[str, str]:
     }
 
 
-def starting_after(stored: Mapping[tuple[str, int], int]) -> str:
+def starting_after(stored: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> str:
     """The value of `startingOffsets` that continues at stored offsets: by topic and partition, the next to read."""
     return json.dumps(_by_topic([OffsetRange(*each, at, at) for each, at in stored.items()], lambda one: one.start))
 

@@ -21,7 +21,7 @@ from kalda.pipeline.engine.status import statuses
 from kalda.pipeline.formats.values import ValueFormat, schema_text
 from kalda.pipeline.generators.conversion import convert
 from kalda.pipeline.generators.derive import DerivedDirectory, derived_project, read_derived
-from kalda.pipeline.generators.load import Lake, Load, LoadSettings, from_json
+from kalda.pipeline.generators.load import Lake, Load, LoadSettings, offsets_of
 from kalda.pipeline.generators.snapshot import SnapshotTable, snapshot_project
 from kalda.pipeline.projects.check import read_project
 from kalda.pipeline.session import PipelineError
@@ -262,8 +262,8 @@ def test_reports_that_are_known_are_not_asked_for_again() -> None:
 
 @pytest.mark.parametrize("offsets", [{}, {"a": 5}, {"a": {"x": 5}}, {"a": {"0": -3}}, {"a": {"0": 2**63}}, [1]])
 def test_offsets_that_are_none(offsets: Any) -> None:
-    with pytest.raises(PipelineError, match="are expected"):
-        from_json(offsets)
+    with pytest.raises(PipelineError, match=r"option from = .* is expected"):
+        offsets_of("from", json.dumps(offsets), -2)
 
 
 def test_brokers_that_are_no_addresses_are_one_sentence() -> None:

@@ -20,11 +20,10 @@ from pyarrow import fs
 
 from kalda.cli.pipeline import pipeline
 from kalda.network.free_ports import free_ports
-from kalda.pipeline import files, leases, stores
+from kalda.pipeline import files, stores
 from kalda.pipeline.engine.runs import FlowReport, FlowState, RunReport
 from kalda.pipeline.engine.status import statuses
-from kalda.pipeline.files import is_locked, locked, place_of, read_state, remove_tree, replace_text, times_in
-from kalda.pipeline.leases import Lease
+from kalda.pipeline.files import Lease, is_locked, locked, place_of, read_state, remove_tree, replace_text, times_in
 from kalda.pipeline.projects.specification import read_specification
 from kalda.pipeline.session import PipelineError, Unavailable
 from kalda.pipeline.stores import StorePath, store_settings
@@ -263,7 +262,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StorePath:
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda name: monkeypatch.setattr(leases, "_machine", lambda: name)
+    return lambda name: monkeypatch.setattr(files, "_machine", lambda: name)
 
 
 def lease(place: StorePath, expires_s: float = 60.0) -> Lease:
@@ -277,7 +276,7 @@ def test_a_lock_in_a_store_is_refused_while_its_holder_lives(place: StorePath, m
         with pytest.raises(PipelineError, match="another one runs"), lease(place):
             raise AssertionError
         assert not held.is_lost
-        assert leases.is_held(place)
+        assert files.is_held(place)
     with lease(place):
         assert len(place.times_in()) == 1
     assert place.times_in() == {}

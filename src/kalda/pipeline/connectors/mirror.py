@@ -6,7 +6,12 @@ that is killed at any moment continues where it was. A partition of the source i
 partition of the same number, so the order of its records is kept. Only committed records are copied.
 
 A group's offsets are written to the other cluster while the group has no members there, and never to a smaller one:
-consumers that have moved keep what they commit. See `translation` for how offsets are found.
+consumers that have moved keep what they commit.
+
+Offsets of a copy are others: markers of transactions, compacted and expired records take offsets in one log and not in
+the other. So a mirror notes boundaries, an offset of the source and that of the copy behind the same record, at the end
+of each batch. Between two boundaries records are counted, in both logs. What is too far from a boundary is translated
+to it: a group may then get records again, and misses none.
 
 Not obvious:
 
@@ -21,12 +26,13 @@ from __future__ import annotations
 import json
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.consumer import CONSUMER
@@ -42,7 +48,6 @@ from kalda.client.transport.profiles import read_profile
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.cluster_values import Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.pipeline.connectors.translation import Boundary, translated, with_boundary
 from kalda.pipeline.engine.checkpoints import Checkpoint
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts, is_final
@@ -74,6 +79,17 @@ _OWN_GROUPS: Final = "kalda-spark-"
 _NOT_COPIED: Final = ("message.timestamp.type", "leader.replication.throttled.replicas",
                       "follower.replication.throttled.replicas")  # fmt: skip
 _COLUMNS: Final = ("topic", "partition", "timestamp", "key", "value", "headers")
+MAX_BOUNDARIES: Final = 200
+"""Of a partition. Where there are more, every second one of the older half is left out."""
+MAX_COUNTED: Final = 100_000
+"""Offsets between a boundary and the one to be translated."""
+
+
+class Boundary(NamedTuple):
+    """Records before `source` are those before `copy`."""
+
+    source: int
+    copy: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +446,33 @@ class Mirror:
             lambda start, end: len(_read(source, partition, start, lambda found, at: at >= end, end)),
             lambda start, count: [start, *_read(target, copy, start, lambda found, at: len(found) >= count)][-1],
         )
+
+
+def with_boundary(boundaries: list[Boundary], new: Boundary) -> list[Boundary]:
+    """One more, behind the others; of no news, the same ones."""
+    if boundaries and new.source <= boundaries[-1].source:
+        return boundaries
+    found = [*boundaries, new]
+    if len(found) > MAX_BOUNDARIES:
+        half = len(found) // 2
+        found = found[:half:2] + found[half:]
+    return found
+
+
+def translated(
+    boundaries: list[Boundary], offset: int, count: Callable[[int, int], int], behind: Callable[[int, int], int]
+) -> int | None:
+    """The copy's offset; None where the copy begins later. `count`: how many records the source has from one offset up
+    to another. `behind`: the copy's offset behind so many records from an offset on."""
+    at = bisect_right(boundaries, offset, key=lambda each: each.source) - 1
+    if at < 0:
+        return None
+    nearest = boundaries[at]
+    is_copied = at + 1 < len(boundaries)
+    if offset == nearest.source or not is_copied or offset - nearest.source > MAX_COUNTED:
+        return nearest.copy
+    records = count(nearest.source, offset)
+    return behind(nearest.copy, records) if records else nearest.copy
 
 
 _HAS_MEMBERS: Final = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NON_EMPTY_GROUP, ErrorCode.ILLEGAL_GENERATION)

@@ -11,7 +11,6 @@ not change them. The end of a load with an end is in the options of its source, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -26,8 +25,8 @@ from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedPro
 from kalda.pipeline.projects.specification import Specification, read_specification
 from kalda.pipeline.session import PipelineError, first_line, refuse_options
 from kalda.pipeline.topics import TopicQuestions
-from kalda.protocol.messages.fetch import OffsetSpec
-from kalda.spark.options import STOP
+from kalda.spark import starting_after
+from kalda.spark.options import EARLIEST_OFFSET, STOP, OptionError, by_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +134,7 @@ class Load:
         upto = {partition: min(each.end, each.start + SAMPLE_RECORDS) for partition, each in ends.items()}
         reader = spark.read.format(SOURCE).options(**(TIMES | dict(self.settings.options)))
         reader = reader.option("subscribe", ",".join(self.settings.topics))
-        sample = reader.option("endingOffsets", json.dumps(to_json(upto))).load()
+        sample = reader.option("endingOffsets", starting_after(upto)).load()
         return replace(self, settings=replace(self.settings, schema=infer_schema(sample)))
 
     @property
@@ -208,7 +207,7 @@ class Lake(GeneratedDirectory):
             topics.partitions(settings.topics)  # refuses a topic that does not exist, before the lake is begun
             bounds = starting_options(settings.since, topics, settings.topics)
             if (stops := _until(topics, settings)) is not None:
-                bounds[STOP] = json.dumps(to_json(stops))
+                bounds[STOP] = starting_after(stops)
         return Load(settings, bounds)
 
     def _continued(self, known: Mapping[str, Any], settings: LoadSettings) -> Load:
@@ -302,9 +301,9 @@ def starting_options(since: str, topics: TopicQuestions, names: tuple[str, ...])
 
 def _every_partition(text: str, topics: TopicQuestions, names: tuple[str, ...]) -> str:
     """Offsets as JSON, with the earliest of each partition that they do not name."""
-    given, partitions = _offsets(text), topics.partitions(names)
+    given, partitions = offsets_of("from", text, EARLIEST_OFFSET), topics.partitions(names)
     _refuse_others(given, partitions)
-    return json.dumps(to_json({one: given.get(one, int(OffsetSpec.EARLIEST)) for one in partitions}))
+    return starting_after({one: given.get(one, EARLIEST_OFFSET) for one in partitions})
 
 
 def _refuse_others(given: Collection[TopicPartition], partitions: Collection[TopicPartition]) -> None:
@@ -313,12 +312,12 @@ def _refuse_others(given: Collection[TopicPartition], partitions: Collection[Top
         raise PipelineError(f"offsets of {others[0]}: it is no partition of the topics that are loaded")
 
 
-def _offsets(text: str) -> dict[TopicPartition, int]:
+def offsets_of(name: str, text: str, lowest: int) -> dict[TopicPartition, int]:
+    """Raises `PipelineError` with the `name` of what is given."""
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PipelineError(f"offsets {text[:200]!r} are not JSON: {error}") from None
-    return from_json(parsed)
+        return by_partition(name, text, lambda offset: offset >= lowest, f"offsets from {lowest} on")
+    except OptionError as error:
+        raise PipelineError(str(error)) from None
 
 
 def _until(topics: TopicQuestions, settings: LoadSettings) -> dict[TopicPartition, int] | None:
@@ -326,35 +325,11 @@ def _until(topics: TopicQuestions, settings: LoadSettings) -> dict[TopicPartitio
         return None
     ends = topics.ends(settings.topics)
     if settings.until.lstrip().startswith("{"):
-        given = _offsets(settings.until)
+        given = offsets_of("until", settings.until, 0)
         _refuse_others(given, ends)
-        if min(given.values()) < 0:
-            raise PipelineError(f"end {settings.until!r}: offsets are 0 or more")
         return {partition: min(given.get(partition, each.end), each.end) for partition, each in ends.items()}
     milliseconds = parse_moment_ms(settings.until)
     if milliseconds is None:
         raise PipelineError(f"end {settings.until!r}: a time such as 2026-01-31T12:00 or offsets as JSON are possible")
     found = topics.offsets_at(list(ends), milliseconds)
     return {partition: found[partition] if found[partition] >= 0 else each.end for partition, each in ends.items()}
-
-
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[str(partition)] = offset
-    return found
-
-
-def from_json(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    """Raises `PipelineError`."""
-    try:
-        found = {
-            TopicPartition(topic, int(partition)): int(offset)
-            for topic, partitions in offsets.items()
-            for partition, offset in partitions.items()
-        }
-    except (ValueError, AttributeError, TypeError):
-        found = {}
-    if not found or not all(int(OffsetSpec.EARLIEST) <= offset < 2**63 for offset in found.values()):
-        raise PipelineError(f'offsets {str(offsets)[:200]!r}: such as {{"topic": {{"0": 12}}}} are expected')
-    return found

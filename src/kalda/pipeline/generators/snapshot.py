@@ -10,6 +10,7 @@ cleanup.policy=compact,delete), are removed from the table at the end of a run.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from kalda.pipeline.engine.checkpoints import Checkpoint
 from kalda.pipeline.engine.engine import RunOptions, run_project
 from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedProject, literal
-from kalda.pipeline.generators.load import ISOLATION, STARTS, TIMES, to_json
+from kalda.pipeline.generators.load import ISOLATION, STARTS, TIMES
 from kalda.pipeline.session import PipelineError, refuse_options
 from kalda.pipeline.tables.tables import retrying
 from kalda.pipeline.topics import Ends, TopicQuestions
+from kalda.spark import starting_after
 from kalda.spark.options import STOP
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ class SnapshotTable(GeneratedDirectory):
         with TopicQuestions({**options, ISOLATION: "read_committed"}) as topics:
             topic_id, ends = topics.topic_id(topic), topics.ends([topic])
             retention = topics.config(topic, "delete.retention.ms")
-        starts = to_json({partition: each.start for partition, each in ends.items()})
+        starts = json.loads(starting_after({partition: each.start for partition, each in ends.items()}))
         known = {"topic": topic, "topic_id": topic_id, "read_ms": now_ms, "starts": starts}
         specification = self.write(project, known if state is None else {**state, "topic": topic})
         reason: str | None = "it is the first run"

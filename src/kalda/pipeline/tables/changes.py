@@ -151,8 +151,6 @@ class Changes:
 
     def apply(self, shaped: DataFrame, batch: Batch) -> None:
         """Apply the changes of a batch, once."""
-        if self.flow.apply_as_deletes is not None:
-            self._keep_deletes(shaped, batch)
         if self._is_history:
             self._apply_history(shaped, batch)
         else:
@@ -167,9 +165,7 @@ class Changes:
 
     def _keep_deletes(self, shaped: DataFrame, batch: Batch) -> None:
         deletes = shaped.where(DELETED).select(*map(quoted, [*self._keys, SEQUENCE]))
-        if not deletes.isEmpty():
-            if not self.tables.exists(self._deleted):
-                self.tables.replace(deletes.limit(0), self._deleted)
+        if self.flow.apply_as_deletes is not None and not deletes.isEmpty():
             self.tables.append(deletes, self._deleted, batch)
 
     def _dead(self, shaped: DataFrame) -> DataFrame | None:
@@ -190,6 +186,7 @@ class Changes:
             same = [f"s.{quoted(key)} = d.{quoted(key)}" for key in self._keys]
             is_late = f.expr(" AND ".join([*same, f"d.{SEQUENCE} >= s.{SEQUENCE}", f"NOT s.{DELETED}"]))
             newest = newest.alias("s").join(dead.alias("d"), is_late, "left_anti")
+        self._keep_deletes(shaped, batch)  # behind the join: of the batch itself, the newest change of a key counts
         names = [name for name in newest.columns if name != DELETED]
         values = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)
         is_newer = f"s.{SEQUENCE} > t.{SEQUENCE}"
@@ -207,6 +204,7 @@ class Changes:
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
+        self._keep_deletes(shaped, batch)
         session = shaped.sparkSession
         keys = [quoted(key) for key in self._keys]
         plain = [key.strip("`") for key in keys]
