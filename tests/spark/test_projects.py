@@ -36,7 +36,7 @@ from kalda.pipeline.formats import registry
 from kalda.pipeline.formats.registry import RegisteredSchema, Subject
 from kalda.pipeline.generators.redriven_letters import Letters, LettersDirectory
 from kalda.pipeline.projects.specification import Specification, read_specification
-from kalda.pipeline.projects.statements import change_flow
+from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, Unavailable, prepare
 from kalda.pipeline.tables.changes import Changes
 from kalda.pipeline.tables.contracts import fit
@@ -316,8 +316,8 @@ def test_changes_that_come_late(project: Project, spark: Any) -> None:
     late = "('a', 3, 3, 'u'), ('b', 7, 4, 'u')"
     with Tables(spark, project.specification) as tables:
         for name, kind in (("newest", 1), ("history", 2)):
-            flow = change_flow(
-                name, "source", keys=["k"], sequence_by="at", apply_as_deletes="op = 'd'",
+            flow = ChangeFlow(
+                name=name, target=name, source="source", keys=["k"], sequence_by="at", apply_as_deletes="op = 'd'",
                 except_column_list=["at", "op"], stored_as_scd_type=kind, source_code_location=place,
             )  # fmt: skip
             changes = Changes(flow, tables, f"default.{name}")

@@ -201,7 +201,7 @@ def test_values_of_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     new = RegisteredSchema("AVRO", json.dumps(order(FIELDS[0], {"name": "new", "type": "int"})))
     proto = RegisteredSchema("PROTOBUF", b64encode(messages(with_new=False).SerializeToString()).decode())
     schemas = {1: old, 2: new, 3: proto, 4: RegisteredSchema("AVRO", "x")}
-    monkeypatch.setattr("kalda.pipeline.formats.decoders.schemas_by_id", lambda _: schemas)
+    monkeypatch.setattr("kalda.pipeline.formats.decoders.schema_of", lambda _, number: schemas.get(number))
     subject = Subject("orders-value", old, frozenset((1,)))
     values = RegisteredValues("http://r", subject, AvroValues(AvroSchema(old.text)).schema, ends_at_new=False)
     assert values.decode(b"\0\0\0\0\x01\x02") == ({"id": 1}, None)

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("fastavro")
 
 from kalda.pipeline.formats.decoders import avro_of
-from kalda.pipeline.formats.registry import SchemasById, subject_of
+from kalda.pipeline.formats.registry import schema_of, subject_of
 from kalda.pipeline.formats.values import ValueFormat
 from kalda.pipeline.session import PipelineError, Unavailable
 
@@ -80,14 +80,14 @@ def test_every_version_of_a_subject(host: str) -> None:
 
 def test_schemas_by_their_ids(host: str) -> None:
     """A schema and what it refers to, in an order in which they can be parsed. An id that there is not is no error."""
-    schemas = SchemasById(f"http://u:p%3Aw@{host}")
-    assert schemas.get(9) is None
-    found = schemas.get(12)
+    url = f"http://u:p%3Aw@{host}"
+    assert schema_of(url, 9) is None
+    found = schema_of(url, 12)
     assert found is not None
     assert (found.kind, [name for name, _ in found.named]) == ("AVRO", ["Country", "Place"])
     assert avro_of(found).columns.simpleString() == "struct<at:struct<in:struct<code:string>>>"
     with pytest.raises(Unavailable, match="GET /schemas/ids/5 was answered 503"):
-        schemas.get(5)
+        schema_of(url, 5)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_address_that_is_none() -> None:
         with pytest.raises(PipelineError, match="schema registry"):
             subject_of(url, "orders")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9: GET /schemas/ids/1 has failed"):
-        SchemasById("http://127.0.0.1:9").get(1)
+        schema_of("http://127.0.0.1:9", 1)
 
 
 def test_a_registry_is_asked_for_one_subject() -> None:

@@ -50,9 +50,9 @@ from kalda.clientcore.connections.cluster_values import Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.pipeline.engine.checkpoints import Checkpoint
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
-from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts, is_final
+from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts
 from kalda.pipeline.files import locked, read_state, replace_text
-from kalda.pipeline.session import PipelineError, first_line, refuse_ended
+from kalda.pipeline.session import PipelineError, refuse_ended
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.spark import offset_ranges
 from kalda.spark.options import CONNECTION
@@ -283,12 +283,9 @@ class Mirror:
                 report.state = FlowState.STOPPED if stopped.is_set() else FlowState.DONE
             except Exception as error:
                 refuse_ended(spark)
-                report.error = first_line(error)
-                pause_s = None if is_final(error) else restarts.pause_s(progress.batches)
-                report.state = FlowState.FAILED if pause_s is None else FlowState.RESTARTING
+                pause_s = restarts.failed(error, report)
                 show(report)
                 if pause_s is not None:
-                    report.restarts += 1
                     report.state = FlowState.STOPPED if stopped.wait(pause_s) else FlowState.RUNNING
         show(report)
 

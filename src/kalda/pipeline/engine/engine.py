@@ -36,7 +36,7 @@ from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, sourc
 from kalda.pipeline.engine.metrics import reporting
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
-from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, Restarts, RunReport, interval_s, is_final
+from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, Restarts, RunReport, interval_s
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
 from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_definitions, place_of
@@ -159,14 +159,7 @@ class FlowRun(ABC):
 
     def _fail(self, error: BaseException) -> None:
         refuse_ended(self._engine.spark)
-        self.report.error = first_line(error)
-        pause_s = None if is_final(error) else self.restarts.pause_s(self.report.batches)
-        if pause_s is None:
-            self.report.state = FlowState.FAILED
-        else:
-            self.report.state = FlowState.RESTARTING
-            self.report.restarts += 1
-            self._starts_s = time.monotonic() + pause_s
+        self._starts_s = time.monotonic() + (self.restarts.failed(error, self.report) or 0)
 
     @contextmanager
     def _conf(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.engine.query import moment_ms
 from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.projects.specification import Specification
-from kalda.pipeline.session import PipelineError, Unavailable
+from kalda.pipeline.session import PipelineError, Unavailable, first_line
 
 log = logging.getLogger(__name__)
 LOCK: Final = "run.lock"
@@ -217,3 +217,11 @@ class Restarts:
         if self.attempts is not None and self._failures >= self.attempts:
             return None
         return self.backoff.pause_ms(self._failures) / 1000
+
+    def failed(self, error: BaseException, report: FlowReport) -> float | None:
+        """Note a failure in the report. Returns after how many seconds the flow starts again; None: it does not."""
+        report.error = first_line(error)
+        pause_s = None if is_final(error) else self.pause_s(report.batches)
+        report.state = FlowState.FAILED if pause_s is None else FlowState.RESTARTING
+        report.restarts += pause_s is not None
+        return pause_s

@@ -15,6 +15,7 @@ from kalda.base.errors import ApiError, KafkaError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.consumer import Consumer
 from kalda.pipeline.session import PipelineError, Unavailable
+from kalda.pipeline.tables.contracts import quoted
 
 _LAST: Final = 100
 """Records of a partition that are looked at: the last ones may be tombstones or markers of transactions."""
@@ -77,7 +78,7 @@ def latest_columns(kafka: Mapping[str, str], topic: str) -> LatestColumns:
             f"topic {topic} has no change of Debezium with a schema among the last {_LAST} records of its partitions: "
             f"give the columns (schema=...), or set value.converter.schemas.enable=true in Connect"
         )
-    schema = ", ".join(f"{_quoted(name)} {kind}" for name, kind in fields.items())
+    schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in fields.items())
     return LatestColumns(schema, {each.partition: ends.get(each.partition, 0) for each in partitions})
 
 
@@ -128,7 +129,7 @@ def _within(field: Mapping[str, Any], depth: int) -> str | None:
         return None
     match field:
         case {"type": "struct", "fields": [*parts]} if parts:
-            fields = (f"{_quoted(str(each.get('field')))}: {_column(each, depth + 1)}" for each in _objects(parts))
+            fields = (f"{quoted(str(each.get('field')))}: {_column(each, depth + 1)}" for each in _objects(parts))
             return f"struct<{', '.join(fields)}>"
         case {"type": "array", "items": dict() as items}:
             return f"array<{_uncommented(_column(items, depth + 1))}>"
@@ -152,7 +153,3 @@ def _objects(parts: list[Any]) -> Iterator[Mapping[str, Any]]:
 def _number(given: Any, default: int) -> int:
     text = str(given)
     return int(text) if text.isdecimal() and len(text) < 9 else default
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

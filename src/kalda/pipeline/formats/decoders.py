@@ -25,7 +25,7 @@ from kalda.pipeline.formats.protobuf import (
     message_at,
     message_decoder,
 )
-from kalda.pipeline.formats.registry import PREFIX_BYTES, RegisteredSchema, Subject, schemas_by_id
+from kalda.pipeline.formats.registry import PREFIX_BYTES, RegisteredSchema, Subject, schema_of
 from kalda.pipeline.session import PipelineError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class RegisteredValues:
 
     def decode(self, data: bytes) -> DecodedValue:
         number, body = split(data)
-        schema = schemas_by_id(self.url).get(number)
+        schema = schema_of(self.url, number)
         if schema is None:
             raise BadValue(f"the schema registry has no schema with the id {number}")
         kind = "AVRO" if isinstance(self.reader, AvroSchema) else "PROTOBUF"

@@ -8,7 +8,6 @@ may be started again; an id that the registry does not have is a bad record.
 from __future__ import annotations
 
 import json
-import threading
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,37 +68,17 @@ def subject_of(url: str, name: str) -> Subject:
     return Subject(name, _registered(url, found[max(found)]), frozenset(each["id"] for each in found.values()))
 
 
-class SchemasById:
-    """The schemas of one registry, kept by their ids. Threads may share it."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._found: dict[int, RegisteredSchema | None] = {}
-        self._lock = threading.Lock()
-
-    def get(self, number: int) -> RegisteredSchema | None:
-        """None where the registry does not have it. Raises `Unavailable`, `PipelineError`."""
-        with self._lock:
-            if number not in self._found:
-                if len(self._found) >= _MAX_IDS:
-                    self._found.clear()
-                self._found[number] = self._request(number)
-            return self._found[number]
-
-    def _request(self, number: int) -> RegisteredSchema | None:
-        path = f"/schemas/ids/{number}?format=serialized"
-        answer = _get(self._url, path, or_none=True)
-        if answer is None:
-            return None
-        if not _is_schema(answer):
-            raise PipelineError(f"schema registry {_shown(self._url)}: GET {path} was answered with no schema")
-        return _registered(self._url, answer)
-
-
-@lru_cache(maxsize=16)
-def schemas_by_id(url: str) -> SchemasById:
-    """Those of this process."""
-    return SchemasById(url)
+@lru_cache(maxsize=_MAX_IDS)
+def schema_of(url: str, number: int) -> RegisteredSchema | None:
+    """The schema with an id, requested once a process; None where the registry does not have it. Raises `Unavailable`,
+    `PipelineError`."""
+    path = f"/schemas/ids/{number}?format=serialized"
+    answer = _get(url, path, or_none=True)
+    if answer is None:
+        return None
+    if not _is_schema(answer):
+        raise PipelineError(f"schema registry {_shown(url)}: GET {path} was answered with no schema")
+    return _registered(url, answer)
 
 
 def _is_schema(answer: Any) -> bool:

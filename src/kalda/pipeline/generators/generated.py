@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.configs.producer import PRODUCER
-from kalda.pipeline.engine.runs import LOCK
+from kalda.pipeline.engine.engine import RunOptions, RunResult, run_project
+from kalda.pipeline.engine.runs import LOCK, FlowReport, RunReport
 from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
 from kalda.pipeline.formats.values import ValueFormat
 from kalda.pipeline.projects.specification import SPECIFICATIONS, Specification, read_specification
@@ -108,6 +109,23 @@ class GeneratedDirectory:
             before = _digest(project.definitions)
         self.keep({**state, GENERATED: before})
         return read_specification(self.path)
+
+    def run(
+        self,
+        spark: SparkSession,
+        specification: Specification,
+        options: RunOptions,
+        show: Callable[[FlowReport], None] = lambda _: None,
+    ) -> tuple[FlowReport, RunResult]:
+        """Run the project, which has one flow, while `alone`. Raises `PipelineError`."""
+        flows: list[FlowReport] = []
+
+        def keep(report: RunReport) -> None:
+            flows[:] = report.flows.values()
+            show(flows[0])
+
+        done = run_project(spark, specification, options, keep)
+        return flows[0], done
 
     def keep(self, state: Mapping[str, Any]) -> None:
         replace_text(self._state, json.dumps(state, indent=1, sort_keys=True) + "\n", mode=0o600)

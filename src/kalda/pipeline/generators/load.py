@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
 from kalda.base.moments import parse_moment_ms
-from kalda.pipeline.engine.engine import RunOptions, RunResult, run_project
-from kalda.pipeline.engine.runs import FlowReport, RunReport
+from kalda.pipeline.engine.engine import RunOptions, RunResult
+from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.formats.registry import subject_of
 from kalda.pipeline.formats.values import INFER, RESCUED, SAMPLE_RECORDS, ValueFormat, infer_schema, with_values
 from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedProject, decoded_text, literal
@@ -247,14 +247,7 @@ class Lake(GeneratedDirectory):
         if self.state() is None:
             load.check(spark)
         spark.conf.set("spark.sql.session.timeZone", "UTC")  # of dates
-        flows: list[FlowReport] = []
-
-        def keep(report: RunReport) -> None:
-            flows[:] = report.flows.values()
-            show(flows[0])
-
-        done = run_project(spark, self.begin(load, tuning), RunOptions(follow), keep)
-        return flows[0], done
+        return self.run(spark, self.begin(load, tuning), RunOptions(follow), show)
 
     def begin(self, load: Load, tuning: Mapping[str, str] | None = None) -> Specification:
         """Write the load's project, while `alone`."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kalda.pipeline.engine.engine import RunOptions, RunResult, run_project
+from kalda.pipeline.engine.engine import RunOptions, RunResult
 from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedProject, literal, options_of_side
 from kalda.pipeline.generators.load import ISOLATION, TIMES
@@ -133,7 +133,4 @@ class LettersDirectory(GeneratedDirectory):
 
     def give(self, spark: SparkSession, letters: Letters, chosen: Mapping[str, Any]) -> tuple[FlowReport, RunResult]:
         """Give the letters up to the topic's end of now again, while `alone`."""
-        flows: dict[str, FlowReport] = {}
-        specification = self.write(letters.project(self.path.name or "redrive"), chosen)
-        done = run_project(spark, specification, RunOptions(), lambda report: flows.update(report.flows))
-        return flows["letters"], done
+        return self.run(spark, self.write(letters.project(self.path.name or "redrive"), chosen), RunOptions())

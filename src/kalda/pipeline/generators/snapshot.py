@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.engine.checkpoints import Checkpoint
-from kalda.pipeline.engine.engine import RunOptions, run_project
-from kalda.pipeline.engine.runs import FlowReport
+from kalda.pipeline.engine.engine import RunOptions
 from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedProject, literal
 from kalda.pipeline.generators.load import ISOLATION, STARTS, TIMES
 from kalda.pipeline.session import PipelineError, refuse_options
+from kalda.pipeline.tables.contracts import quoted
 from kalda.pipeline.tables.tables import retrying
 from kalda.pipeline.topics import Ends, TopicQuestions
 from kalda.spark import starting_after
@@ -124,10 +124,7 @@ class SnapshotTable(GeneratedDirectory):
             read = Checkpoint(specification.checkpoint(TABLE)).committed()
             reason = _reason(state, topic_id, ends, read, now_ms, int(retention or DELETE_RETENTION_MS))
         is_anew = reason is not None and state is not None
-        flows: dict[str, FlowReport] = {}
-        options_of_run = RunOptions(full_refresh=(TABLE,) if is_anew else ())
-        done = run_project(spark, specification, options_of_run, lambda report: flows.update(report.flows))
-        (flow,) = flows.values()
+        flow, done = self.run(spark, specification, RunOptions(full_refresh=(TABLE,) if is_anew else ()))
         if not done.is_good:
             raise PipelineError(f"{self.path}: {flow.error}")
         if state is not None and not is_anew and state["starts"] != starts:
@@ -146,9 +143,9 @@ class SnapshotTable(GeneratedDirectory):
         thousand partitions."""
         first = spark.createDataFrame([(one.partition, each.start) for one, each in ends.items()], "p int, start long")
         first.createOrReplaceTempView("kalda_starts")
-        path = str(self.table).replace("`", "``")
         same = "t.partition = s.p AND t.offset < s.start"
-        merge = f"MERGE INTO delta.`{path}` AS t USING kalda_starts AS s ON {same} WHEN MATCHED THEN DELETE"
+        into = f"delta.{quoted(str(self.table))} AS t"
+        merge = f"MERGE INTO {into} USING kalda_starts AS s ON {same} WHEN MATCHED THEN DELETE"
 
         def leave_out() -> None:
             spark.sql(merge)

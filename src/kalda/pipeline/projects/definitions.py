@@ -27,7 +27,7 @@ from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTa
 
 from kalda.pipeline.files import read_text
 from kalda.pipeline.projects.specification import CATALOG, Specification, files_of
-from kalda.pipeline.projects.statements import ChangeFlow, change_flow, statements_of
+from kalda.pipeline.projects.statements import ChangeFlow, statements_of
 from kalda.pipeline.session import PipelineError, first_line
 
 AnyFlow = Flow | ChangeFlow
@@ -58,7 +58,8 @@ class Definitions(GraphElementRegistry):
 
     def register_auto_cdc_flow(self, flow: Any) -> None:
         """`flow`: one of PySpark's, whose fields are those of ours."""
-        taken = change_flow(**{each.name: getattr(flow, each.name) for each in fields(ChangeFlow)})
+        given = {each.name: getattr(flow, each.name) for each in fields(ChangeFlow)}
+        taken = ChangeFlow(**{**given, "name": flow.name or flow.target})
         self._add(self.flows, taken.name.lower(), taken)
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:

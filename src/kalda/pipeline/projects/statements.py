@@ -40,9 +40,9 @@ _TOKEN: Final = re.compile(
 _CLAUSES: Final = ("KEYS", "APPLY", "SEQUENCE", "COLUMNS", "STORED")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeFlow:
-    """A flow of change data. PySpark has such a class from 4.2 on, with type 1 alone."""
+    """A flow of change data. PySpark has such a class from 4.2 on, with type 1 alone. Raises `PipelineError`."""
 
     name: str
     target: str
@@ -50,11 +50,20 @@ class ChangeFlow:
     keys: Sequence[Any]
     """Names, or columns of PySpark; as are the other ones. Expressions may be SQL."""
     sequence_by: Any
-    apply_as_deletes: Any
-    column_list: Sequence[Any] | None
-    except_column_list: Sequence[Any] | None
-    stored_as_scd_type: int | str | None
     source_code_location: SourceCodeLocation
+    apply_as_deletes: Any = None
+    column_list: Sequence[Any] | None = None
+    except_column_list: Sequence[Any] | None = None
+    stored_as_scd_type: int | str | None = None
+
+    def __post_init__(self) -> None:
+        place = f"{self.source_code_location.filename}:{self.source_code_location.line_number}"
+        if not isinstance(self.keys, list) or not self.keys:
+            raise PipelineError(f"{place}: keys is {self.keys!r}, and a list of at least one column is expected")
+        if self.column_list is not None and self.except_column_list is not None:
+            raise PipelineError(f"{place}: give one of column_list and except_column_list")
+        if str(self.stored_as_scd_type or 1) not in ("1", "2"):
+            raise PipelineError(f"{place}: stored_as_scd_type is {self.stored_as_scd_type!r}; 1 and 2 are possible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +231,7 @@ class _Statement:
                 self._refuse(f"{self._next().text} is not expected in a flow of changes")
         if "keys" not in given or "sequence_by" not in given:
             self._refuse("KEYS (columns) and SEQUENCE BY expression are expected")
-        return change_flow(target, source, name=name, source_code_location=self._place, **given)
+        return ChangeFlow(name=name, target=target, source=source, source_code_location=self._place, **given)
 
     @property
     def _is_done(self) -> bool:
@@ -306,41 +315,6 @@ class _Statement:
 
     def _refuse(self, problem: str) -> NoReturn:
         raise PipelineError(f"{self._place.filename}:{self._place.line_number}: {problem}")
-
-
-def change_flow(
-    target: str,
-    source: str,
-    *,
-    keys: Sequence[Any],
-    sequence_by: Any,
-    source_code_location: SourceCodeLocation,
-    apply_as_deletes: Any = None,
-    column_list: Sequence[Any] | None = None,
-    except_column_list: Sequence[Any] | None = None,
-    stored_as_scd_type: int | str | None = None,
-    name: str | None = None,
-) -> ChangeFlow:
-    """The flow of these arguments. Raises `PipelineError`."""
-    place = f"{source_code_location.filename}:{source_code_location.line_number}"
-    if not isinstance(keys, list) or not keys:
-        raise PipelineError(f"{place}: keys is {keys!r}, and a list of at least one column is expected")
-    if column_list is not None and except_column_list is not None:
-        raise PipelineError(f"{place}: give one of column_list and except_column_list")
-    if str(stored_as_scd_type or 1) not in ("1", "2"):
-        raise PipelineError(f"{place}: stored_as_scd_type is {stored_as_scd_type!r}; 1 and 2 are possible")
-    return ChangeFlow(
-        name=name or target,
-        target=target,
-        source=source,
-        keys=keys,
-        sequence_by=sequence_by,
-        apply_as_deletes=apply_as_deletes,
-        column_list=column_list,
-        except_column_list=except_column_list,
-        stored_as_scd_type=stored_as_scd_type,
-        source_code_location=source_code_location,
-    )
 
 
 def _unquoted(token: Token) -> str:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from kalda.pipeline.projects.definitions import Definitions, place_of
 from kalda.pipeline.projects.specification import DELETED
-from kalda.pipeline.projects.statements import ChangeFlow, change_flow
+from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.tables.contracts import quoted
 from kalda.pipeline.tables.expectations import Expectation
@@ -63,10 +63,10 @@ def create_auto_cdc_flow(
             target, source, keys, sequence_by, apply_as_deletes, column_list, except_column_list, name=name
         )  # fmt: skip
         return
-    flow = change_flow(
-        target, source, keys=keys, sequence_by=sequence_by, apply_as_deletes=apply_as_deletes, column_list=column_list,
-        except_column_list=except_column_list, stored_as_scd_type=stored_as_scd_type, name=name,
-        source_code_location=get_caller_source_code_location(stacklevel=1),
+    flow = ChangeFlow(
+        name=name or target, target=target, source=source, keys=keys, sequence_by=sequence_by,
+        apply_as_deletes=apply_as_deletes, column_list=column_list, except_column_list=except_column_list,
+        stored_as_scd_type=stored_as_scd_type, source_code_location=get_caller_source_code_location(stacklevel=1),
     )  # fmt: skip
     registry.register_auto_cdc_flow(flow)
 
