@@ -32,13 +32,14 @@ from pyspark.sql.types import StructType
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.connectors.increments import DELAY, Increments
 from kalda.pipeline.connectors.sinks import ProjectSink
-from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, sources_of, table_of
+from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, table_of
 from kalda.pipeline.engine.metrics import reporting
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
 from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, Restarts, RunReport, interval_s
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
+from kalda.pipeline.formats.frames import sources_of
 from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_definitions, place_of
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
 from kalda.pipeline.projects.specification import CATALOGS, DELETED, QUARANTINE, Specification
@@ -191,7 +192,8 @@ class FlowRun(ABC):
         if found is not None:
             outputs = self._engine.definitions.outputs
             reads = [table_of(tables.path(name)) for name in found.inputs if isinstance(outputs[name], Table)]
-            reads = list(dict.fromkeys([*reads, *sources_of(found.frame)]))
+            reads += [each for options in sources_of(found.frame) for each in dataset_of(options)]
+            reads = list(dict.fromkeys(reads))
             columns = [(field.name, field.dataType.simpleString()) for field in found.frame.schema.fields]
         if isinstance(self.output, Sink):
             options = {key: str(value) for key, value in self.output.options.items()}

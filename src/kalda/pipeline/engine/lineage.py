@@ -46,8 +46,6 @@ _WAITING: Final = 1_000
 """Events that may wait to be sent."""
 _ENDS: Final = {FlowState.DONE: "COMPLETE", FlowState.FAILED: "FAIL", FlowState.RESTARTING: "FAIL"}
 """The event of a state; of others that are final: ABORT."""
-_STREAMING: Final = ("StreamingRelationV2", "StreamingRelation")
-_BATCH: Final = ("DataSourceV2Relation", "DataSourceV2ScanRelation")
 
 
 class Dataset(NamedTuple):
@@ -96,25 +94,6 @@ def dataset_of(options: Mapping[str, str]) -> list[Dataset]:
         return []
     topics = [*wanted.topics, *(each.topic for each in wanted.assigned), *filter(None, [wanted.pattern])]
     return [Dataset(f"kafka://{servers}", topic) for topic in dict.fromkeys(topics)]
-
-
-def sources_of(frame: Any) -> list[Dataset]:
-    """The topics and files that the plan of a frame reads by itself."""
-    found: list[Dataset] = []
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    for index in range(leaves.size()):
-        leaf = leaves.apply(index)
-        kind = leaf.getClass().getSimpleName()
-        if kind == _STREAMING[0]:
-            found += dataset_of(dict(leaf.extraOptions().asCaseSensitiveMap()))
-        elif kind == _STREAMING[1]:
-            options = leaf.dataSource().options()
-            path = options.get("path")
-            if path.isDefined():
-                found += dataset_of({"path": path.get()})
-        elif kind in _BATCH:
-            found += dataset_of(dict(leaf.options().asCaseSensitiveMap()))
-    return list(dict.fromkeys(found))
 
 
 class Lineage:

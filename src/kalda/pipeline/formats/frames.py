@@ -204,26 +204,31 @@ def _registry_of(connection: str) -> str:
 
 def _topic_of(frame: Any) -> tuple[dict[str, str], str]:
     """The consumer's keys and the topic of a frame that reads one topic. Raises `PipelineError`."""
-    options = {name.lower(): value for name, value in connected(_options_of(frame), CONSUMER).items()}
+    options = {name.lower(): value for name, value in connected((sources_of(frame) or [{}])[0], CONSUMER).items()}
     topic = options.get("subscribe", "")
     if not topic or "," in topic:
         raise PipelineError("debezium: give the columns (schema=...); they are found where the frame reads one topic")
     return {name[len(_KAFKA) :]: value for name, value in options.items() if name.startswith(_KAFKA)}, topic
 
 
-def _options_of(frame: Any) -> dict[str, str]:
-    """Of the first source of a frame; none where it is found in another way."""
+def sources_of(frame: Any) -> list[dict[str, str]]:
+    """The options of each source that the plan of a frame reads by itself: topics, files."""
     java = getattr(frame, "_jdf", None)
     if java is None:  # of Spark Connect
-        return _options_in(frame._plan)
-    leaves = java.queryExecution().logical().collectLeaves()
+        return [_options_in(frame._plan)]
+    found: list[dict[str, str]] = []
+    leaves = java.queryExecution().analyzed().collectLeaves()
     for at in range(leaves.size()):
         leaf = leaves.apply(at)
-        name = leaf.getClass().getSimpleName()
-        if name in ("StreamingRelationV2", "DataSourceV2Relation"):
-            found = leaf.extraOptions() if name == "StreamingRelationV2" else leaf.options()
-            return dict(found.asCaseSensitiveMap())
-    return {}
+        match leaf.getClass().getSimpleName():
+            case "StreamingRelationV2":
+                found.append(dict(leaf.extraOptions().asCaseSensitiveMap()))
+            case "DataSourceV2Relation" | "DataSourceV2ScanRelation":
+                found.append(dict(leaf.options().asCaseSensitiveMap()))
+            case "StreamingRelation":
+                path = leaf.dataSource().options().get("path")
+                found += [{"path": path.get()}] if path.isDefined() else []
+    return found
 
 
 def _options_in(plan: Any) -> dict[str, str]:
