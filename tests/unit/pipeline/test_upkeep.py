@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ class PaperSession:
         self.conf = self
         self.set = self.settings.__setitem__
         self.newSession = lambda: self
+        self.sparkContext = SimpleNamespace(defaultParallelism=4)
         self.interrupted = threading.Event()
         self.interruptAll = self.interrupted.set
 
@@ -100,6 +102,7 @@ def test_a_merge_is_due_after_so_many_commits(tmp_path: Path) -> None:
     assert table.session.statements == ["OPTIMIZE"]
     assert table.session.settings == {
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+        "spark.databricks.delta.optimize.maxThreads": "2",  # of four cores
         "spark.databricks.delta.optimize.maxFileSize": str(8 << 20),
         "spark.databricks.delta.optimize.minFileSize": str(4 << 20),
     }

@@ -236,6 +236,8 @@ class Upkeep:
         if self._session is None:
             self._session = self._spark.newSession()
             self._session.conf.set(_LISTING, str(_LISTING_TASKS))
+            cores = self._spark.sparkContext.defaultParallelism
+            self._session.conf.set(f"{_OPTIMIZE}maxThreads", str(max(1, cores // 2)))  # the others are for the flows
         return self._session
 
     def _row(self, statement: str) -> Mapping[str, Any]:
