@@ -1,7 +1,9 @@
 """Consume-transform-produce: each input record becomes one output record, in one transaction with the group's offsets.
 
-A loop has input partitions of its own, so the transactional id fences a former incarnation (KIP-98). Each input
-partition has an output partition of its own, whose records are in the order of the inputs.
+Each input partition has an output partition of its own, whose records are in the order of the inputs. A loop may have
+input partitions of its own: then its transactional id fences a former incarnation (KIP-98). Or it is a member of a
+group, with a transactional id of its own: then that fences no member that the group has removed while its transaction
+is open, but the generation that its offsets name does (KIP-447).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.writers import Ledger
+from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.verify.history import Append, Consumed, Operation, Outcome, Read, Seen, Transaction
 
 _ABORTS = 0.1
@@ -30,13 +33,24 @@ class ReadBatch(NamedTuple):
 
 
 class Source(Protocol):
-    """A read_committed consumer of the loop's input partitions."""
+    """The input of a loop: committed records, from the offsets of its group on."""
 
-    def rewind(self) -> dict[TopicPartition, int]:
-        """Go to the group's committed offsets, and return them. Waits until no transaction of the group is open."""
+    def poll(self) -> tuple[list[ReadBatch], GroupMetadata | None]:
+        """What has come, where anything has, and as which member of the group it was read, where it is one; the batches
+        of a partition follow each other, from the group's committed offset on. Raises `ApiError`."""
         ...
 
-    def poll(self) -> ReadBatch | None: ...
+    def rewind(self) -> None:
+        """Read again from the committed offsets on. Raises `ApiError`."""
+        ...
+
+    def committed(self, partition: TopicPartition) -> int:
+        """The group's offset when the reading of the partition began. Raises `ApiError`."""
+        ...
+
+    def on_committed(self, ends: Mapping[TopicPartition, int]) -> None:
+        """A transaction has committed these offsets."""
+        ...
 
 
 class Loop:
@@ -58,41 +72,30 @@ class Loop:
         self._rng = rng
         self._group = group
         self._outputs = outputs
-        self._committed: dict[TopicPartition, int] | None = None
-        """The group's offsets after the last transaction of this incarnation; None: to be read."""
         self._waiting: list[ReadBatch] = []
-        """What was read since the last transaction: batches without a record, and then one that has some."""
-        self.positions: dict[TopicPartition, int] = {}
+        """What was read since the last transaction: batches without a record, and then some that have one."""
 
     def step(self) -> Transaction | None:
         """None where nothing came. Raises `ApiError` where this incarnation has to end."""
-        if self._committed is None:
-            self._committed = self._source.rewind()
-            self.positions = dict(self._committed)
-            self._waiting.clear()
-        batch = self._source.poll()
-        if batch is None:
+        batches, member = self._source.poll()
+        self._waiting += batches
+        if not any(batch.records for batch in batches):
             return None
-        self._waiting.append(batch)
-        self.positions[batch.partition] = batch.end
-        if not batch.records:
-            return None
-        transaction = self._transaction()
-        ends = {each.partition: each.end for each in transaction.consumed}
+        ends = {batch.partition: batch.end for batch in self._waiting}
+        transaction = self._transaction(ends)
         commits = self._rng.random() >= _ABORTS
         ended = self._ledger.run(
-            transaction, lambda: self._ledger.producer.send_offsets(self._group, ends), commits=commits
+            transaction, lambda: self._ledger.producer.send_offsets(self._group, ends, member), commits=commits
         )
-        if ended.outcome is Outcome.COMMITTED:
-            self._committed |= ends
-        else:
-            self._committed = None
         self._waiting.clear()
+        if ended.outcome is Outcome.COMMITTED:
+            self._source.on_committed(ends)
+        else:
+            self._source.rewind()
         return ended
 
-    def _transaction(self) -> Transaction:
+    def _transaction(self, ends: Mapping[TopicPartition, int]) -> Transaction:
         """The transaction of the batches that wait; their reads are recorded."""
-        assert self._committed is not None
         transaction = self._ledger.next_transaction()
         appends: list[Append] = []
         for batch in self._waiting:
@@ -106,8 +109,5 @@ class Loop:
             appends += [
                 Append(output, f"{transaction.name}<{record.value}", None, record.value) for record in batch.records
             ]
-        consumed = tuple(
-            Consumed(self._group, partition, self._committed[partition], self.positions[partition])
-            for partition in dict.fromkeys(batch.partition for batch in self._waiting)
-        )
+        consumed = tuple(Consumed(self._group, each, self._source.committed(each), end) for each, end in ends.items())
         return replace(transaction, appends=tuple(appends), consumed=consumed)

@@ -74,30 +74,6 @@ class CommittedReader:
         self._consumer.close()
 
 
-class GroupSource:
-    """The input of a loop: a `Source` over the offsets of a group without members."""
-
-    def __init__(self, admin: CommandAdmin, group: str, partitions: Collection[TopicPartition]) -> None:
-        self._admin = admin
-        self._group = group
-        self._partitions = partitions
-        self._reader: CommittedReader | None = None
-
-    def rewind(self) -> dict[TopicPartition, int]:
-        """Raises `ApiError`."""
-        if self._reader is not None:
-            self._reader.close()
-        found = self._admin.list_group_offsets(self._group, self._partitions, require_stable=True).check().succeeded
-        starts = {partition: found[partition].offset if partition in found else 0 for partition in self._partitions}
-        self._reader = CommittedReader(self._admin.config, starts)
-        return starts
-
-    def poll(self) -> ReadBatch | None:
-        """Raises `ApiError`."""
-        assert self._reader is not None, "`rewind` comes first"
-        return self._reader.poll()
-
-
 def read_of(reader: str, batch: ReadBatch) -> Read:
     """A read without a transaction."""
     return Read(reader, batch.partition, batch.start, batch.end, batch.begun_us, batch.ended_us, batch.records)

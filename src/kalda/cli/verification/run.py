@@ -14,10 +14,10 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Loop
-from kalda.cli.verification.members import MemberLoop, MemberSource
-from kalda.cli.verification.observers import CommittedReader, GroupSource, consumer_of, read_of, sample, seen
+from kalda.cli.verification.observers import CommittedReader, consumer_of, read_of, sample, seen
 from kalda.cli.verification.processes import Phase, Processes, ProcessReady, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
+from kalda.cli.verification.sources import GroupSource, MemberSource
 from kalda.cli.verification.writers import Ledger, LedgerWriter
 from kalda.client.admin.topics import NewTopic
 from kalda.client.producer.delivery import DeliveryFuture
@@ -340,7 +340,7 @@ class Clients:
             while self._shared.phase < Phase.STOP:
                 if loop.step() is None and self._shared.phase is Phase.DRAIN:
                     samples = sample(admin, mine)
-                    if all(loop.positions.get(each.partition, -1) >= each.high_watermark for each in samples):
+                    if all(source.positions.get(each.partition, -1) >= each.high_watermark for each in samples):
                         break
         finish()
 
@@ -350,7 +350,7 @@ class Clients:
         with Recorder(self._directory, own) as recorder, self._client(own) as admin:
             ledger = self._ledger(admin, own, 0, recorder)
             source = MemberSource(admin.config, plan.member_group, sorted({each.topic for each in plan.inputs}))
-            loop = MemberLoop(ledger, source, recorder.add, rng, plan.member_group, plan.member_outputs)
+            loop = Loop(ledger, source, recorder.add, rng, plan.member_group, plan.member_outputs)
             ready.set()
             while self._shared.phase < Phase.STOP:
                 if loop.step() is None and self._shared.phase is Phase.DRAIN and self._are_drained(admin):

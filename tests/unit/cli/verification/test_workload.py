@@ -6,13 +6,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from toy_cluster import ToyCluster, ToyMember, ToyProducer, ToySource
+from toy_cluster import ToyCluster, ToyProducer, ToySource
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Loop
-from kalda.cli.verification.members import MemberLoop
 from kalda.cli.verification.writers import Ledger, LedgerWriter
+from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, ProducerFencedError
 from kalda.verify.findings import Rule
 from kalda.verify.history import Append, History, Operation, Outcome, Transaction
@@ -21,6 +21,7 @@ from kalda.verify.judge import Verdict, judge
 INPUTS = [TopicPartition("in", index) for index in range(3)]
 OUTPUTS = {partition: TopicPartition("out", partition.partition) for partition in INPUTS}
 GROUP = "g"
+MEMBER = GroupMetadata(GROUP, 1, "member")
 LATE = ApiError(ErrorCode.REQUEST_TIMED_OUT, "no answer")
 FENCED = ProducerFencedError(ErrorCode.PRODUCER_FENCED, "fenced")
 ABORTABLE = AbortableTransactionError(ErrorCode.TRANSACTION_ABORTABLE, "abort it")
@@ -40,8 +41,9 @@ class Workload:
         return Ledger(producer, self.recorded.append, self.cluster.clock, name, incarnation)
 
     def new_loop(self, incarnation: int) -> Loop:
-        ledger, source = self.ledger("loop-0", self.loop_producer, incarnation), ToySource(self.cluster, INPUTS)
-        return Loop(ledger, source, self.recorded.append, Random(incarnation), GROUP, OUTPUTS)
+        ledger = self.ledger("loop-0", self.loop_producer, incarnation)
+        self.source = ToySource(self.cluster, INPUTS)
+        return Loop(ledger, self.source, self.recorded.append, Random(incarnation), GROUP, OUTPUTS)
 
     def verdict(self) -> Verdict:
         history = History()
@@ -59,7 +61,7 @@ def test_a_run_on_a_right_cluster_is_sound(seed: int) -> None:
     for _ in range(60):
         workload.writer.step()
         workload.loop.step()
-    while workload.loop.positions != {p: len(log) for p, log in workload.cluster.logs.items() if p in INPUTS}:
+    while workload.source.positions != {p: len(log) for p, log in workload.cluster.logs.items() if p in INPUTS}:
         workload.loop.step()
     verdict = workload.verdict()
     assert verdict.is_sound, verdict.findings
@@ -176,9 +178,9 @@ def test_a_loop_that_forgets_its_offsets_is_found() -> None:
     assert {Rule.LOST_UPDATE, Rule.INPUT_TWICE} <= set(workload.verdict().violations)
 
 
-def member_of(workload: Workload, number: int, producer: ToyProducer) -> tuple[MemberLoop, ToyMember]:
-    ledger, source = workload.ledger(f"member-{number}", producer), ToyMember(workload.cluster, INPUTS[:1])
-    return MemberLoop(ledger, source, workload.recorded.append, Random(2), GROUP, OUTPUTS), source
+def member_of(workload: Workload, number: int, producer: ToyProducer) -> tuple[Loop, ToySource]:
+    ledger, source = workload.ledger(f"member-{number}", producer), ToySource(workload.cluster, INPUTS[:1], MEMBER)
+    return Loop(ledger, source, workload.recorded.append, Random(2), GROUP, OUTPUTS), source
 
 
 def written_input(workload: Workload) -> None:
@@ -216,11 +218,10 @@ def test_an_input_of_two_groups_has_an_output_of_each() -> None:
     written_input(workload)
     for group, number in ((GROUP, 0), ("other", 1)):
         producer = ToyProducer(workload.cluster)
-        source = ToyMember(workload.cluster, INPUTS[:1])
-        source.rewind()
+        source = ToySource(workload.cluster, INPUTS[:1], MEMBER)
         outputs = {each: TopicPartition(f"out-{number}", 0) for each in INPUTS}
         ledger = workload.ledger(f"member-{number}", producer)
-        loop = MemberLoop(ledger, source, workload.recorded.append, Random(2), group, outputs)
+        loop = Loop(ledger, source, workload.recorded.append, Random(2), group, outputs)
         assert loop.step() is not None
         workload.cluster.offsets.clear()
     assert Rule.INPUT_TWICE not in workload.verdict().violations

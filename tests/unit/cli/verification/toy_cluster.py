@@ -98,51 +98,40 @@ class ToyProducer:
 
 
 class ToySource:
-    """Input in batches of at most three offsets."""
+    """Input in batches of at most three offsets; `member` is who reads it, where it is a member of a group."""
 
-    def __init__(self, cluster: ToyCluster, partitions: Sequence[TopicPartition]) -> None:
+    def __init__(
+        self, cluster: ToyCluster, partitions: Sequence[TopicPartition], member: GroupMetadata | None = None
+    ) -> None:
         self._cluster = cluster
         self._partitions = partitions
-        self._positions: dict[TopicPartition, int] = {}
-
-    def rewind(self) -> dict[TopicPartition, int]:
-        self._positions = {partition: self._cluster.offsets.get(partition, 0) for partition in self._partitions}
-        return dict(self._positions)
-
-    def poll(self) -> ReadBatch | None:
-        cluster = self._cluster
-        for partition, start in self._positions.items():
-            log = cluster.logs.get(partition, [])
-            end = min(len(log), start + 3)
-            if end > start:
-                self._positions[partition] = end
-                records = tuple(
-                    Seen(offset, value)
-                    for offset, value in enumerate(log[start:end], start)
-                    if value is not None and offset not in cluster.aborted.get(partition, ())
-                )
-                return ReadBatch(partition, start, end, records, cluster.clock(), cluster.clock())
-        return None
-
-
-class ToyMember:
-    """A member of a group: all input of a partition from the group's offset on."""
-
-    def __init__(self, cluster: ToyCluster, partitions: Sequence[TopicPartition]) -> None:
-        self._source = ToySource(cluster, partitions)
-        self._committed = self._source.rewind()
-        self.rewinds = 0
-
-    def poll(self) -> tuple[list[ReadBatch], GroupMetadata]:
-        batch = self._source.poll()
-        return ([batch] if batch is not None and batch.records else []), GroupMetadata("g", 1, "member")
+        self._member = member
+        self.rewinds = -1
+        self.rewind()
 
     def rewind(self) -> None:
         self.rewinds += 1
-        self._committed = self._source.rewind()
+        self._committed = {partition: self._cluster.offsets.get(partition, 0) for partition in self._partitions}
+        self.positions = dict(self._committed)
 
     def committed(self, partition: TopicPartition) -> int:
         return self._committed[partition]
 
     def on_committed(self, ends: Mapping[TopicPartition, int]) -> None:
         self._committed |= ends
+
+    def poll(self) -> tuple[list[ReadBatch], GroupMetadata | None]:
+        cluster = self._cluster
+        for partition, start in self.positions.items():
+            log = cluster.logs.get(partition, [])
+            end = min(len(log), start + 3)
+            if end > start:
+                self.positions[partition] = end
+                records = tuple(
+                    Seen(offset, value)
+                    for offset, value in enumerate(log[start:end], start)
+                    if value is not None and offset not in cluster.aborted.get(partition, ())
+                )
+                batch = ReadBatch(partition, start, end, records, cluster.clock(), cluster.clock())
+                return [batch], self._member
+        return [], self._member

@@ -1,58 +1,66 @@
-"""Consume-transform-produce by members of a group (KIP-447): each member has a transactional id of its own.
-
-So no transactional id fences a member that the group has removed while its transaction is open, but the generation that
-its offsets name. The consumer is the client's own `Consumer`.
-"""
+"""Where loops read their input: partitions of their own, or those that a group assigns to its member."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from random import Random
-from typing import Protocol
+from collections.abc import Collection, Mapping
 
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import ReadBatch
-from kalda.cli.verification.observers import seen
+from kalda.cli.verification.observers import CommittedReader, seen
 from kalda.cli.verification.recording import now_us
-from kalda.cli.verification.writers import Ledger
 from kalda.client.consumer.consumer import Consumer
 from kalda.client.transport.config_files import keys_of
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.records.consuming import Record
-from kalda.verify.history import Append, Consumed, Operation, Outcome, Read, Transaction
 
 _POLL_S = 0.2
 _MAX_RECORDS = 20
 _SESSION_MS = 6_000
 """Shorter than most pauses of members; brokers accept no shorter one by default."""
-_ABORTS = 0.1
 
 
-class AssignedSource(Protocol):
-    """A member of a group that reads committed records."""
+class GroupSource:
+    """Partitions of the loop's own: a `Source` over the offsets of a group without members."""
 
-    def poll(self) -> tuple[list[ReadBatch], GroupMetadata]:
-        """What has come, where anything has; the batches of a partition follow each other, from the group's committed
-        offset on. Raises `ApiError`."""
-        ...
+    def __init__(self, admin: CommandAdmin, group: str, partitions: Collection[TopicPartition]) -> None:
+        self._admin = admin
+        self._group = group
+        self._partitions = partitions
+        self._reader: CommittedReader | None = None
+        self._committed: dict[TopicPartition, int] = {}
+        self.positions: dict[TopicPartition, int] = {}
+
+    def poll(self) -> tuple[list[ReadBatch], None]:
+        """A batch, which may be without records; before the first one, it waits as `rewind`. Raises `ApiError`."""
+        if self._reader is None:
+            self.rewind()
+        assert self._reader is not None, "`rewind` has made it"
+        batch = self._reader.poll()
+        if batch is None:
+            return [], None
+        self.positions[batch.partition] = batch.end
+        return [batch], None
 
     def rewind(self) -> None:
-        """Read again from the committed offsets on. Raises `ApiError`."""
-        ...
+        """Waits until no transaction of the group is open. Raises `ApiError`."""
+        if self._reader is not None:
+            self._reader.close()
+        found = self._admin.list_group_offsets(self._group, self._partitions, require_stable=True).check().succeeded
+        self._committed = {each: found[each].offset if each in found else 0 for each in self._partitions}
+        self.positions = dict(self._committed)
+        self._reader = CommittedReader(self._admin.config, self._committed)
 
     def committed(self, partition: TopicPartition) -> int:
-        """The group's offset when this member's reading of the partition began. Raises `ApiError`."""
-        ...
+        return self._committed[partition]
 
     def on_committed(self, ends: Mapping[TopicPartition, int]) -> None:
-        """A transaction has committed these offsets."""
-        ...
+        self._committed |= ends
 
 
 class MemberSource:
-    """`AssignedSource` over the client's own consumer. It leaves the group by `close`."""
+    """A member of a group: a `Source` over the client's own consumer. It leaves the group by `close`."""
 
     def __init__(self, config: Mapping[str, object], group: str, topics: Collection[str]) -> None:
         """`config` is that of a client of the cluster."""
@@ -116,56 +124,3 @@ class MemberSource:
 
     def close(self) -> None:
         self._consumer.close(1.0)
-
-
-class MemberLoop:
-    """One transaction a step, where there is input."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        source: AssignedSource,
-        record: Callable[[Operation], None],
-        rng: Random,
-        group: str,
-        outputs: Mapping[TopicPartition, TopicPartition],
-    ) -> None:
-        """`outputs`: the output partition of each input partition."""
-        self._ledger = ledger
-        self._source = source
-        self._record = record
-        self._rng = rng
-        self._group = group
-        self._outputs = outputs
-
-    def step(self) -> Transaction | None:
-        """None where nothing came. Raises `ApiError` where this incarnation has to end."""
-        batches, member = self._source.poll()
-        if not batches:
-            return None
-        transaction = self._ledger.next_transaction()
-        appends: list[Append] = []
-        consumed = []
-        for batch in batches:
-            self._record(
-                Read(
-                    transaction.transactional_id, batch.partition, batch.start, batch.end, batch.begun_us,
-                    batch.ended_us, batch.records, transaction.name,
-                )
-            )  # fmt: skip
-            output = self._outputs[batch.partition]
-            appends += [
-                Append(output, f"{transaction.name}<{record.value}", None, record.value) for record in batch.records
-            ]
-            consumed.append(Consumed(self._group, batch.partition, self._source.committed(batch.partition), batch.end))
-        transaction = replace(transaction, appends=tuple(appends), consumed=tuple(consumed))
-        ends = {each.partition: each.end for each in consumed}
-        commits = self._rng.random() >= _ABORTS
-        ended = self._ledger.run(
-            transaction, lambda: self._ledger.producer.send_offsets(self._group, ends, member), commits=commits
-        )
-        if ended.outcome is Outcome.COMMITTED:
-            self._source.on_committed(ends)
-        else:
-            self._source.rewind()
-        return ended
