@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, print_json, print_table, yes_option
+from kalda.cli.common.output import confirm, is_json, print_json, print_table, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _entries(options: dict[str, Any], of_cluster: bool) -> list[Acl]:
 @_entry_options
 @json_option
 @with_cluster
-def add_command(admin: CommandAdmin, /, of_cluster: bool, as_json: bool, **options: Any) -> None:
+def add_command(admin: CommandAdmin, /, of_cluster: bool, **options: Any) -> None:
     """Add entries: one for each resource, principal, host and operation.
 
     \b
@@ -150,7 +150,7 @@ def add_command(admin: CommandAdmin, /, of_cluster: bool, as_json: bool, **optio
     if not wanted:
         raise click.UsageError("name whom the entries are for: --allow-principal or --deny-principal")
     admin.create_acls(wanted).check()
-    _print(wanted, as_json)
+    _print(wanted)
 
 
 @acls.command("remove")
@@ -159,7 +159,7 @@ def add_command(admin: CommandAdmin, /, of_cluster: bool, as_json: bool, **optio
 @yes_option
 @json_option
 @with_cluster
-def remove_command(admin: CommandAdmin, /, of_cluster: bool, yes: bool, as_json: bool, **options: Any) -> None:
+def remove_command(admin: CommandAdmin, /, of_cluster: bool, yes: bool, **options: Any) -> None:
     """Remove entries: those that are named, or all of a resource.
 
     \b
@@ -175,10 +175,10 @@ def remove_command(admin: CommandAdmin, /, of_cluster: bool, yes: bool, as_json:
         if filters == [AclFilter()]:
             raise click.UsageError("name at least one resource, or the entries")
     if not yes and sys.stdin.isatty():
-        _print([acl for each in filters for acl in admin.describe_acls(each)], False)
+        _show([acl for each in filters for acl in admin.describe_acls(each)])
     confirm("Remove these entries?", yes)
     deleted = admin.delete_acls(filters).check().succeeded
-    _print(list(dict.fromkeys(acl for each in deleted.values() for acl in each)), as_json)
+    _print(list(dict.fromkeys(acl for each in deleted.values() for acl in each)))
 
 
 @acls.command("list")
@@ -186,9 +186,7 @@ def remove_command(admin: CommandAdmin, /, of_cluster: bool, yes: bool, as_json:
 @click.option("--principal", metavar="NAME", multiple=True, help="Only entries of this principal.")
 @json_option
 @with_cluster
-def list_command(
-    admin: CommandAdmin, /, of_cluster: bool, principal: tuple[str, ...], as_json: bool, **options: Any
-) -> None:
+def list_command(admin: CommandAdmin, /, of_cluster: bool, principal: tuple[str, ...], **options: Any) -> None:
     """List the entries of some resources, or all.
 
     \b
@@ -197,7 +195,7 @@ def list_command(
       kalda acls list --principal User:alice --json
     """
     found = [acl for each in _filters(options, of_cluster, principal) for acl in admin.describe_acls(each)]
-    _print(list(dict.fromkeys(found)), as_json)
+    _print(list(dict.fromkeys(found)))
 
 
 def _filters(options: dict[str, Any], of_cluster: bool, principals: tuple[str, ...]) -> list[AclFilter]:
@@ -214,10 +212,15 @@ def _filters(options: dict[str, Any], of_cluster: bool, principals: tuple[str, .
     ]
 
 
-def _print(found: list[Acl], as_json: bool) -> None:
-    if as_json:
+def _print(found: list[Acl]) -> None:
+    if is_json():
         print_json([_named(acl) for acl in found])
-    elif not found:
+    else:
+        _show(found)
+
+
+def _show(found: list[Acl]) -> None:
+    if not found:
         click.echo("There are no entries.")
     else:
         print_table(

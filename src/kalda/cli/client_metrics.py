@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import confirm, is_json, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def client_metrics() -> None:
 @client_metrics.command("list")
 @json_option
 @with_cluster
-def list_command(admin: CommandAdmin, as_json: bool) -> None:
+def list_command(admin: CommandAdmin) -> None:
     """List the names of all subscriptions.
 
     \b
@@ -47,7 +47,7 @@ def list_command(admin: CommandAdmin, as_json: bool) -> None:
       kalda client-metrics list
     """
     names = _names(admin)
-    if as_json:
+    if is_json():
         print_json(names)
     else:
         click.echo("\n".join(names) if names else "There are no subscriptions.")
@@ -57,7 +57,7 @@ def list_command(admin: CommandAdmin, as_json: bool) -> None:
 @click.option("--name", metavar="NAME", help="Only this subscription.")
 @json_option
 @with_cluster
-def describe_command(admin: CommandAdmin, name: str | None, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, name: str | None) -> None:
     """Describe all subscriptions, or one: interval, patterns that clients must match, prefixes of metrics.
 
     \b
@@ -72,7 +72,7 @@ def describe_command(admin: CommandAdmin, name: str | None, as_json: bool) -> No
         resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, each)
         values = {key: entry.value or "" for key, entry in admin.describe_configs([resource]).value(resource).items()}
         rows.append({"name": each, **{key: values.get(key, "") for key in _KEYS}})
-    if as_json:
+    if is_json():
         print_json(rows)
     elif not rows:
         click.echo("There are no subscriptions.")
@@ -149,7 +149,6 @@ def tail_command(
     from_beginning: bool,
     max_messages: int | None,
     timeout_s: float | None,
-    as_json: bool,
 ) -> None:
     """Print what clients push, as it arrives, a data point a line, until Ctrl-C.
 
@@ -174,7 +173,7 @@ def tail_command(
                 row = _row(record.key, record.value)
                 if not str(row["name"]).startswith(metric) or (client_id is not None and row["client_id"] != client_id):
                     continue
-                if as_json:
+                if is_json():
                     click.echo(printable_json(json.dumps(row)))
                 else:
                     labels = ",".join(f"{key}={value}" for key, value in row["attributes"].items())

@@ -32,6 +32,7 @@ from kalda.cli.common.output import (
     ProgressLine,
     confirm,
     counted,
+    is_json,
     print_json,
     print_table,
     report_option,
@@ -97,7 +98,7 @@ class ClusterOptions:
 )
 @click.option("--foreground", is_flag=True, help="Show the nodes' logs; Ctrl-C stops the nodes.")
 @json_option
-def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool, **options: Any) -> None:
+def up_command(directory: Path, timeout: float, foreground: bool, **options: Any) -> None:
     """Start a cluster of processes on this host, and return when all of them serve.
 
     DIR keeps the cluster's ids, ports and options: the next `up` starts the same cluster again, or those of its nodes
@@ -137,7 +138,7 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
                 _tell("Interrupted.")
                 _stop(layout, started)
             sys.exit(INTERRUPTED)
-        _print_up(layout, as_json)
+        _print_up(layout)
         if foreground:
             _follow_logs(layout, started)
 
@@ -249,8 +250,8 @@ def _wait(layout: ClusterLayout, timeout_s: float) -> None:
         progress.clear()
 
 
-def _print_up(layout: ClusterLayout, as_json: bool) -> None:
-    if as_json:
+def _print_up(layout: ClusterLayout) -> None:
+    if is_json():
         print_json(
             {
                 "cluster_id": layout.cluster_id,
@@ -369,7 +370,7 @@ for _command in (up_command, status_command, logs_command, down_command):
 @cluster.command("id")
 @json_option
 @with_cluster_or_controllers
-def id_command(admin: CommandAdmin, as_json: bool) -> None:
+def id_command(admin: CommandAdmin) -> None:
     """Print the cluster's id.
 
     \b
@@ -377,7 +378,7 @@ def id_command(admin: CommandAdmin, as_json: bool) -> None:
       kalda cluster id
     """
     cluster_id = admin.describe_cluster().cluster_id
-    if as_json:
+    if is_json():
         print_json({"cluster_id": cluster_id})
     else:
         click.echo(cluster_id)
@@ -387,7 +388,7 @@ def id_command(admin: CommandAdmin, as_json: bool) -> None:
 @click.option("--include-fenced-brokers", is_flag=True, help="Show brokers too that are registered but fenced.")
 @json_option
 @with_cluster_or_controllers
-def describe_command(admin: CommandAdmin, include_fenced_brokers: bool, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, include_fenced_brokers: bool) -> None:
     """Describe the cluster's brokers; with --bootstrap-controller, its controllers.
 
     \b
@@ -397,7 +398,7 @@ def describe_command(admin: CommandAdmin, include_fenced_brokers: bool, as_json:
       kalda cluster describe --bootstrap-controller localhost:9093
     """
     found = admin.describe_cluster(fenced=include_fenced_brokers)
-    if as_json:
+    if is_json():
         print_json({**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
         return
     click.echo(f"ClusterId: {found.cluster_id}")
@@ -449,7 +450,7 @@ def unregister_command(admin: CommandAdmin, broker_id: int, yes: bool) -> None:
 @click.option("--partitions", "show_partitions", is_flag=True, help="Print a row for each partition in a directory.")
 @json_option
 @with_cluster
-def log_dirs_command(admin: CommandAdmin, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
+def log_dirs_command(admin: CommandAdmin, broker_ids: tuple[int, ...], show_partitions: bool) -> None:
     """Describe the brokers' log directories and the partitions in them.
 
     \b
@@ -460,7 +461,7 @@ def log_dirs_command(admin: CommandAdmin, broker_ids: tuple[int, ...], show_part
     chosen = list(broker_ids or admin.live_brokers())
     described = admin.describe_log_dirs(chosen)
     found = [log_dir for broker_id in chosen for log_dir in described.value(broker_id)]
-    if as_json:
+    if is_json():
         print_json(
             [
                 {

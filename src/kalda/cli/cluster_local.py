@@ -16,7 +16,7 @@ import click
 
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import KaldaCommand
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.output import is_json, print_json, print_table
 from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
 
@@ -151,7 +151,7 @@ def interruptible() -> Iterator[None]:
 @click.command("status", cls=KaldaCommand)
 @directory_option
 @json_option
-def status_command(directory: Path, as_json: bool) -> None:
+def status_command(directory: Path) -> None:
     """Show the state of the nodes of this host. Exits with 1 unless all of them serve.
 
     LAG is the number of records of the metadata log that a node has not fetched, OUT-OF-SYNC the number of its
@@ -167,7 +167,7 @@ def status_command(directory: Path, as_json: bool) -> None:
 
         layout = _load(directory)
         view = describe_nodes(layout)
-    if as_json:
+    if is_json():
         print_json(_status_json(layout, view))
     else:
         _print_status(layout, view)
@@ -295,7 +295,7 @@ def line_printer(layout: ClusterLayout, *, named: bool = True) -> Callable[[Any]
     help="Seconds after which a node that has not stopped is killed.",
 )
 @json_option
-def down_command(directory: Path, node_ids: tuple[int, ...], timeout: float, as_json: bool) -> None:
+def down_command(directory: Path, node_ids: tuple[int, ...], timeout: float) -> None:
     """Stop the nodes of this host, one after the other, each with a controlled shutdown. Their data is kept.
 
     \b
@@ -316,12 +316,12 @@ def down_command(directory: Path, node_ids: tuple[int, ...], timeout: float, as_
                     f"logs at the next start",
                     err=True,
                 )
-            elif not as_json:
+            elif not is_json():
                 click.echo(f"Stopped node {done.node_id}.")
 
         with exclusive(layout.directory):
             stopped = stop(layout, places, timeout, report)
-    if as_json:
+    if is_json():
         print_json([done._asdict() for done in stopped])
     elif not stopped:
         click.echo("Nothing to stop: none of these nodes runs.")

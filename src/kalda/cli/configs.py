@@ -12,7 +12,7 @@ import click
 from kalda.cli.common.completing import complete_config, complete_group, complete_topic
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import counted, print_json, print_table, report_option, say
+from kalda.cli.common.output import counted, is_json, print_json, print_table, report_option, say
 from kalda.cli.common.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _of_resource(command: Callable[Concatenate[CommandAdmin, ConfigResource, P],
 @with_cluster
 @_of_resource
 def describe_command(
-    admin: CommandAdmin, resource: ConfigResource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
+    admin: CommandAdmin, resource: ConfigResource, names: tuple[str, ...], show_all: bool, synonyms: bool
 ) -> None:
     """Describe configs: those with a value that was set, or the named KEYs.
 
@@ -99,7 +99,7 @@ def describe_command(
     entries = sorted(entry for entry in described.values() if not names or entry.name in names)
     if not show_all and not names:
         entries = [entry for entry in entries if _is_set(entry)]
-    if as_json:
+    if is_json():
         print_json([_as_json(entry) for entry in entries])
         return
     columns = ["CONFIG", "VALUE", "SOURCE", "SENSITIVE", "READ-ONLY"]

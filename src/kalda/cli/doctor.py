@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.cli.common.nouns import KaldaCommand
-from kalda.cli.common.output import counted, print_json
+from kalda.cli.common.output import counted, is_json, print_json
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ER
 @click.option("--no-cluster", is_flag=True, help="Examine only this host, and --config.")
 @json_option
 @with_cluster
-def doctor(admin: CommandAdmin, path: str | None, no_cluster: bool, as_json: bool) -> None:
+def doctor(admin: CommandAdmin, path: str | None, no_cluster: bool) -> None:
     """Examine a cluster, of Kalda or of Apache Kafka, and say what is wrong and what mends it.
 
     Names and ports, as this host sees them; TLS and login; brokers, partitions, quorum, versions, disks and clocks, as
@@ -43,11 +43,11 @@ def doctor(admin: CommandAdmin, path: str | None, no_cluster: bool, as_json: boo
     found = []
     for finding in _examine(admin, path, no_cluster):
         found.append(finding)
-        if not as_json:
+        if not is_json():
             _show(finding)
     errors = sum(each.severity.value == "error" for each in found)
     warnings = sum(each.severity.value == "warning" for each in found)
-    if as_json:
+    if is_json():
         print_json([{**each._asdict(), "severity": each.severity.value} for each in found])
     else:
         click.echo(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(len(found), 'check')}.")

@@ -17,7 +17,7 @@ from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.printable import printable, printable_json
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import KaldaCommand
-from kalda.cli.common.output import ProgressLine, counted
+from kalda.cli.common.output import ProgressLine, counted, is_json, json_option_of
 from kalda.cli.records.formats import as_json as bytes_as_json
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ _METADATA_MODULES = {"metadata": "metadata_records", "remote-log-metadata": "rem
 @click.option("--offsets-decoder", "decode", flag_value="offsets", help="As --decode offsets.")
 @click.option("--transaction-log-decoder", "decode", flag_value="transactions", help="As --decode transactions.")
 @click.option("--max-bytes", type=click.IntRange(min=1), metavar="N", help="Read at most N bytes of each log.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs.")
-def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | None, as_json: bool) -> None:
+@json_option_of("Print one JSON object a line, for programs.")
+def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | None) -> None:
     """Show the content of segments, indexes, producer snapshots, checkpoints and metadata snapshots.
 
     Of a directory, all files are shown. Exits with 1 where a file is damaged.
@@ -76,7 +76,7 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
             if is_named:
                 raise Failure(f"{path}: {error}") from error
             continue
-        if not as_json:
+        if not is_json():
             click.echo(f"Dumping {path}")
         try:
             for row in rows:
@@ -84,10 +84,10 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
                 shown += 1
                 if not sys.stdout.isatty():  # else the rows themselves are seen
                     line.step()
-                _print_row(path, row, as_json)
+                _print_row(path, row)
         except (ValueError, CorruptRecord) as error:
             damaged += 1
-            _print_row(path, {"error": str(error)}, as_json)
+            _print_row(path, {"error": str(error)})
     line.clear()
     if damaged:
         raise Failure(
@@ -107,10 +107,10 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
             yield from ((os.path.join(directory, name), False) for name in sorted(names))
 
 
-def _print_row(path: str, row: Row, as_json: bool) -> None:
+def _print_row(path: str, row: Row) -> None:
     records = row.get("records", ())
     assert isinstance(records, list | tuple)
-    if as_json:
+    if is_json():
         for record in records:
             if _is_redacted(record):
                 record["value"] = None  # its bytes

@@ -16,7 +16,7 @@ from kalda.base.properties import decode_text
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import FAILED, Failure
 from kalda.cli.common.nouns import KaldaCommand
-from kalda.cli.common.output import print_json
+from kalda.cli.common.output import is_json, print_json
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.reassignment.documents import partition_of
 
@@ -48,7 +48,6 @@ def elect(
     topics: tuple[str, ...],
     partition_ids: tuple[int, ...],
     path: str | None,
-    as_json: bool,
 ) -> None:
     """Elect leaders of partitions. Exits with 1 if an election failed; one that was not needed is no failure.
 
@@ -74,7 +73,7 @@ def elect(
     elif topics:
         chosen = _of_topics(admin, topics, partition_ids)
     results = admin.elect_leaders(chosen, ElectionType[kind.upper()])
-    if as_json:
+    if is_json():
         print_json([_as_json(at, error) for at, error in sorted(results.items())])
     else:
         _print(kind, results)

@@ -18,7 +18,7 @@ from kalda.cli.common.completing import complete_group
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import addresses, node_option, read
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import counted, print_json, print_table
+from kalda.cli.common.output import counted, is_json, print_json, print_table
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.group_lag import PartitionLag, findings, lags, measure, span, unread_ages
 
@@ -40,7 +40,7 @@ def explain() -> None:
 @node_option
 @json_option
 @with_cluster
-def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: int | None, as_json: bool) -> None:
+def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: int | None) -> None:
     """Explain why a client is throttled, or not: whose quota applies, what was used, the last decisions.
 
     The pause X of a client whose rate is O, under a quota of T, measured over W, is (O - T) / T * W. With --json, all
@@ -51,7 +51,7 @@ def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: in
       kalda explain throttle --client-id loader --user alice
     """
     found = [read(each, "/explain/throttle", user=user, client=client_id) for each in addresses(admin, node_id)]
-    if as_json:
+    if is_json():
         print_json(found)
         return
     for node in found:
@@ -71,7 +71,7 @@ def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: in
 @json_option
 @with_cluster
 def access_command(
-    admin: CommandAdmin, principal: str, operation: str, resource: str, host: str, node_id: int | None, as_json: bool
+    admin: CommandAdmin, principal: str, operation: str, resource: str, host: str, node_id: int | None
 ) -> None:
     """Explain what allows or denies an operation: which entry decides, and in which order entries are read.
 
@@ -91,7 +91,7 @@ def access_command(
         "host": host,
     }
     found = [read(each, "/explain/access", **query) for each in addresses(admin, node_id)]
-    if as_json:
+    if is_json():
         print_json(found)
         return
     for node in found:
@@ -108,7 +108,7 @@ def access_command(
 )  # fmt: skip
 @json_option
 @with_cluster
-def lag_command(admin: CommandAdmin, group: str, seconds: float, as_json: bool) -> None:
+def lag_command(admin: CommandAdmin, group: str, seconds: float) -> None:
     """Explain why a group lags: rates, slow members, skew, open transactions, when it is caught up or loses records.
 
     Its offsets are read twice. A member's rate is that of its commits.
@@ -122,7 +122,7 @@ def lag_command(admin: CommandAdmin, group: str, seconds: float, as_json: bool) 
     described = admin.describe_groups([group]).value(group)
     found = lags(described, before, after)
     sentences = findings(described, before, after, unread_ages(admin, found))
-    if as_json:
+    if is_json():
         rows = [
             {**asdict(each), "partition": each.partition._asdict(), "caught_up_s": each.caught_up_s} for each in found
         ]
@@ -150,7 +150,7 @@ def _caught_up(lag: PartitionLag) -> str | None:
 @node_option
 @json_option
 @with_cluster
-def rebalance_command(admin: CommandAdmin, group: str, node_id: int | None, as_json: bool) -> None:
+def rebalance_command(admin: CommandAdmin, group: str, node_id: int | None) -> None:
     """Explain why a group rebalances: what caused its last rebalances, who waits for whom now.
 
     The broker that coordinates the group has the last ten, and one that coordinated it before may have others.
@@ -165,7 +165,7 @@ def rebalance_command(admin: CommandAdmin, group: str, node_id: int | None, as_j
     if not found:
         reasons = ", ".join(f"broker {each['node']}: {each['error']}" for each in asked)
         raise Failure(f"no broker that serves metrics coordinates a group {group!r}: {reasons}")
-    if as_json:
+    if is_json():
         print_json(found)
         return
     for node in found:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import print_json, print_table, report_option, say
+from kalda.cli.common.output import is_json, print_json, print_table, report_option, say
 from kalda.cli.common.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def features() -> None:
 @features.command("describe")
 @json_option
 @with_cluster_or_controllers
-def describe_command(admin: CommandAdmin, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin) -> None:
     """Describe the levels that the brokers support, and those that the cluster has finalized.
 
     \b
@@ -40,7 +40,7 @@ def describe_command(admin: CommandAdmin, as_json: bool) -> None:
       kalda features describe
     """
     found = admin.describe_features()
-    if as_json:
+    if is_json():
         print_json({"epoch": found.epoch, "features": [feature._asdict() for feature in found.features]})
         return
     print_table(

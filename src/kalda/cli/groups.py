@@ -14,7 +14,17 @@ from kalda.cli.common.completing import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import addresses, read
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, counted, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import (
+    confirm,
+    counted,
+    headings,
+    is_json,
+    print_json,
+    print_table,
+    report_option,
+    say,
+    yes_option,
+)
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.common.times import moment_ago_ms, parse_time_ms
 from kalda.cli.group_lag import with_leader
@@ -35,9 +45,7 @@ def groups() -> None:
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show type, state and coordinator too.")
 @json_option
 @with_cluster
-def list_command(
-    admin: CommandAdmin, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
-) -> None:
+def list_command(admin: CommandAdmin, states: tuple[str, ...], types: tuple[str, ...], is_long: bool) -> None:
     """List groups, one on each line.
 
     \b
@@ -46,7 +54,7 @@ def list_command(
       kalda groups list --long --state Empty
     """
     found = admin.list_groups(states=states, types=types).values()
-    if as_json:
+    if is_json():
         print_json([group._asdict() for group in found])
     elif is_long:
         rows = [(g.group_id, g.type, g.protocol_type, g.state, g.coordinator) for g in found]
@@ -77,7 +85,6 @@ def describe_command(
     show_members: bool,
     show_state: bool,
     show_locks: bool,
-    as_json: bool,
 ) -> None:
     """Describe groups: committed offsets, lag, members.
 
@@ -102,14 +109,14 @@ def describe_command(
         group = admin.describe_groups([name]).value(name)
         if show_locks:
             locks = _locks(admin, name)
-            if as_json:
+            if is_json():
                 documents.append({**_group_as_json(group), "in_flight": locks})
             else:
                 _print_locks(name, locks)
             continue
         keys, rows_of = (_SHARE_LAG_KEYS, _share_lag_rows) if _is_share(group) else (_LAG_KEYS, _lag_rows)
         rows = [] if show_members or show_state else rows_of(admin, group)
-        if as_json:
+        if is_json():
             documents.append({**_group_as_json(group), "offsets": [dict(zip(keys, row, strict=True)) for row in rows]})
         elif show_state:
             _print_state(group)
@@ -118,8 +125,8 @@ def describe_command(
         else:
             if not group.members:
                 click.echo(f"Group {name} has no active members.", err=True)
-            print_table(("GROUP", *(key.upper().replace("_", "-") for key in keys)), [(name, *r) for r in rows])
-    if as_json:
+            print_table(("GROUP", *headings(keys)), [(name, *r) for r in rows])
+    if is_json():
         print_json(documents)
 
 
@@ -146,7 +153,7 @@ def _locks(admin: CommandAdmin, name: str) -> list[dict[str, Any]]:
 
 def _print_locks(name: str, rows: list[dict[str, Any]]) -> None:
     keys = ("topic", "partition", "first_offset", "last_offset", "state", "deliveries", "member")
-    columns = ("GROUP", *(key.upper().replace("_", "-") for key in keys), "LOCK-LEFT-SECONDS")
+    columns = ("GROUP", *headings(keys), "LOCK-LEFT-SECONDS")
     left = [None if row["lock_left_ms"] is None else f"{row['lock_left_ms'] / 1000:.1f}" for row in rows]
     print_table(columns, [(name, *(row[key] for key in keys), each) for row, each in zip(rows, left, strict=True)])
 
@@ -309,7 +316,6 @@ def reset_command(
     topics: tuple[str, ...],
     all_topics: bool,
     execute: bool,
-    as_json: bool,
     **where: object,
 ) -> None:
     """Set the committed offsets of a group without members.
@@ -346,7 +352,7 @@ def reset_command(
         else:
             admin.alter_group_offsets(name, new).check()
     rows = [(*partition, committed.get(partition), offset) for partition, offset in new.items()]
-    if as_json:
+    if is_json():
         keys = ("topic", "partition", "old_offset", "new_offset")
         print_json({"group": name, "executed": execute, "offsets": [dict(zip(keys, r, strict=True)) for r in rows]})
         return

@@ -10,7 +10,7 @@ import click
 
 from kalda.cli.common.metrics_pages import addresses, node_option, read
 from kalda.cli.common.nouns import KaldaCommand
-from kalda.cli.common.output import print_json, print_table, shortened
+from kalda.cli.common.output import is_json, print_json, print_table, shortened
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ Key = tuple[int, str]
 @click.option("--watch", "watch_s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Repeat until Ctrl-C.")
 @json_option
 @with_cluster
-def metrics(
-    admin: CommandAdmin, pattern: str | None, node_id: int | None, watch_s: float | None, as_json: bool
-) -> None:
+def metrics(admin: CommandAdmin, pattern: str | None, node_id: int | None, watch_s: float | None) -> None:
     """Show what the brokers measure, under Kafka's names; with --watch, counters also a second.
 
     PATTERN is a regular expression that the names must contain. The brokers need `kalda.metrics.listener`.
@@ -47,7 +45,7 @@ def metrics(
         began = time.monotonic()
         rows = [{"node": each.node_id, **row} for each in found for row in read(each, "/metrics.json")]
         rows = [row for row in rows if wanted.search(_name(row))]
-        if as_json:
+        if is_json():
             print_json(rows)
         else:
             if watch_s is not None:

@@ -21,7 +21,7 @@ import click
 from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import ProgressLine, counted, print_json, print_table, report_option, say
+from kalda.cli.common.output import ProgressLine, counted, is_json, print_json, print_table, report_option, say
 from kalda.cli.common.session import json_option, parse_pairs
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ _print_option = click.option("--print", "prints", is_flag=True, help="Print the 
 @_with_source
 def load_command(
     topics: tuple[str, ...], target: str, file_format: str, follow: bool, schema: str | None,
-    in_background: bool | None, prints: bool, as_json: bool, options: Mapping[str, str], settings: Mapping[str, str],
+    in_background: bool | None, prints: bool, options: Mapping[str, str], settings: Mapping[str, str],
     **more: Any,
 ) -> None:  # fmt: skip
     """Load topics into a table of Delta, exactly once; a load that was interrupted continues. DIR becomes a project of
@@ -248,7 +248,7 @@ def load_command(
         flow, done = lake.load(spark, load, tuning, lambda found: reports.update(load=found), follow=follow)
         seconds = time.monotonic() - began
         rows = lake.totals(spark)
-    if as_json:
+    if is_json():
         print_json({"rows": flow.rows, "batches": flow.batches, "seconds": seconds, "totals": rows})
     else:
         _print_load(flow, seconds, rows)
@@ -291,9 +291,7 @@ def _print_load(flow: FlowReport, seconds: float, rows: list[dict[str, Any]]) ->
 @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
 @_print_option
 @json_option
-def derive_command(
-    file: Path, names: tuple[str, ...], once: bool, spark_pairs: tuple[str, ...], prints: bool, as_json: bool
-) -> None:
+def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: tuple[str, ...], prints: bool) -> None:
     """Run the derived topics and files of a file of topics and queries: all, or those named. The project that runs is
     written beside it.
 
@@ -324,7 +322,7 @@ def derive_command(
             [each.flow.removesuffix("_out"), each.rows, each.batches, each.seconds, each.lag]
             for each in reports.values()
         ]
-        if as_json:
+        if is_json():
             print_json([dict(zip(columns, row, strict=True)) for row in rows])
         else:
             print_table(columns, rows)
@@ -357,7 +355,7 @@ def _names(given: tuple[str, ...]) -> tuple[str, ...]:
 @json_option
 def run_command(
     project: Path, once: bool, refresh: tuple[str, ...], full_refresh: tuple[str, ...], full_refresh_all: bool,
-    engine: str, spark_pairs: tuple[str, ...], as_json: bool,
+    engine: str, spark_pairs: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a project of pyspark.pipelines: a directory with spark-pipeline.yml, or this file.
 
@@ -384,7 +382,7 @@ def run_command(
             with _session(line, specification.name, specification.modules, settings) as spark:
                 done = run_project(spark, specification, options, lambda report: reports.update(report.flows))
         columns, rows = _flow_rows(reports.values())
-        if as_json:
+        if is_json():
             print_json([dict(zip(columns, row, strict=True)) for row in rows])
         else:
             print_table(columns, rows)
@@ -592,7 +590,7 @@ def check_command(project: Path, no_spark: bool, no_cluster: bool, spark_pairs: 
 @json_option
 def mirror_command(
     topics: tuple[str, ...], source: str, target: str, directory: Path, prefix: str, groups: str, no_groups: bool,
-    once: bool, rows_a_batch: int, spark_pairs: tuple[str, ...], as_json: bool,
+    once: bool, rows_a_batch: int, spark_pairs: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Copy topics to another cluster, each record once: partitions, headers, timestamps, and the offsets of groups.
 
@@ -611,7 +609,7 @@ def mirror_command(
     for group, problem in done.problems.items():
         click.echo(f"kalda: warning: the offsets of {group or 'the groups'} are not translated: {problem}", err=True)
     report = done.report
-    if as_json:
+    if is_json():
         print_json({"records": report.rows, "batches": report.batches, "groups": done.groups})
     else:
         groups_done = f", offsets of {counted(len(done.groups), 'group')}" if done.groups else ""
@@ -736,7 +734,7 @@ def replay_command(
 @json_option
 def status_command(
     places: tuple[str, ...], bootstrap_server: str | None, pairs: tuple[str, ...], no_lag: bool, chart: Path | None,
-    spark_pairs: tuple[str, ...], as_json: bool,
+    spark_pairs: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Projects, also those of `load`, `snapshot` and `derive`, and checkpoints: state, lag, last batches.
 
@@ -755,7 +753,7 @@ def status_command(
         found = [each for place in places for each in statuses(place, options, settings, asks=not no_lag)]
         rows = [_row(each) for each in found]
         columns = ("pipeline", "kind", "state", "records", "lag", "batches", "last batch", "records in it", "seconds")
-        if as_json:
+        if is_json():
             print_json(
                 [dict(zip((*columns, "notes"), (*row, each.notes), strict=True))
                  for row, each in zip(rows, found, strict=True)]

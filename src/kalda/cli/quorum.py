@@ -10,7 +10,7 @@ import click
 from kalda.base.ids import Uuid, uuid_from_text, uuid_to_text
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import confirm, is_json, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster_or_controllers
 from kalda.cli.common.times import show_time
 
@@ -32,7 +32,7 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Check the change
 @click.option("--replication", "show_replication", is_flag=True, help="Show only the replicas and their offsets.")
 @json_option
 @with_cluster_or_controllers
-def describe_command(admin: CommandAdmin, show_status: bool, show_replication: bool, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, show_status: bool, show_replication: bool) -> None:
     """Describe the quorum's status and its replicas.
 
     \b
@@ -43,7 +43,7 @@ def describe_command(admin: CommandAdmin, show_status: bool, show_replication: b
     """
     cluster_id = admin.describe_cluster().cluster_id
     found = admin.describe_quorum()
-    if as_json:
+    if is_json():
         print_json(
             {
                 **_status(cluster_id, found),
@@ -115,7 +115,7 @@ def _as_json(replica: QuorumReplica, found: Quorum) -> dict[str, object]:
 @_dry_run_option
 @json_option
 @with_cluster_or_controllers
-def add_controller_command(admin: CommandAdmin, config_file: str, dry_run: bool, as_json: bool) -> None:
+def add_controller_command(admin: CommandAdmin, config_file: str, dry_run: bool) -> None:
     """Make a controller a voter. It must be running, formatted with --no-initial-controllers, and have caught up.
 
     Its id and listeners are read from FILE, its directory id from the metadata directory that FILE names; so run this
@@ -130,7 +130,7 @@ def add_controller_command(admin: CommandAdmin, config_file: str, dry_run: bool,
     if not dry_run:
         admin.add_voter(node_id, directory_id, listeners)
     endpoints = [str(listener) for listener in listeners]
-    if as_json:
+    if is_json():
         _print_change(node_id, directory_id, dry_run, endpoints=endpoints)
         return
     done = "Would add" if dry_run else "Added"
@@ -153,7 +153,7 @@ def add_controller_command(admin: CommandAdmin, config_file: str, dry_run: bool,
 @json_option
 @with_cluster_or_controllers
 def remove_controller_command(
-    admin: CommandAdmin, node_id: int, directory: str | None, dry_run: bool, yes: bool, as_json: bool
+    admin: CommandAdmin, node_id: int, directory: str | None, dry_run: bool, yes: bool
 ) -> None:
     """Remove a controller from the voters. It becomes an observer, and can be stopped.
 
@@ -179,7 +179,7 @@ def remove_controller_command(
     if not dry_run:
         confirm(f"Remove controller {node_id} with directory id {uuid_to_text(directory_id)} from the voters?", yes)
         admin.remove_voter(node_id, directory_id)
-    if as_json:
+    if is_json():
         _print_change(node_id, directory_id, dry_run)
         return
     done = "Would remove" if dry_run else "Removed"

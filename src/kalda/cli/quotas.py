@@ -10,7 +10,7 @@ import click
 
 from kalda.cli.common.metrics_pages import addresses, node_option, read
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import print_json, print_table, report_option, say, shortened
+from kalda.cli.common.output import is_json, print_json, print_table, report_option, say, shortened
 from kalda.cli.common.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _show(entity: dict[str, str | None]) -> str:
 @click.option("--strict", is_flag=True, help="Only entities that have no other type.")
 @json_option
 @with_cluster
-def describe_command(admin: CommandAdmin, /, strict: bool, as_json: bool, **options: Any) -> None:
+def describe_command(admin: CommandAdmin, /, strict: bool, **options: Any) -> None:
     """Describe the quotas of all entities, or of those that match.
 
     \b
@@ -77,7 +77,7 @@ def describe_command(admin: CommandAdmin, /, strict: bool, as_json: bool, **opti
     """
     described = admin.describe_client_quotas(_entity(options), strict=strict)
     found = [(dict(entity), described[entity]) for entity in sorted(described, key=repr)]
-    if as_json:
+    if is_json():
         print_json([{"entity": entity, "quotas": values} for entity, values in found])
     elif not found:
         click.echo("There are no quotas.")
@@ -135,7 +135,7 @@ def alter_command(
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Rows to print.")
 @json_option
 @with_cluster
-def top_command(admin: CommandAdmin, node_id: int | None, watch_s: float | None, limit: int, as_json: bool) -> None:
+def top_command(admin: CommandAdmin, node_id: int | None, watch_s: float | None, limit: int) -> None:
     """Show who uses how much of which quota now, the one nearest to its limit first.
 
     A quota holds on each broker by itself, so each is a row. The brokers need `kalda.metrics.listener`.
@@ -148,7 +148,7 @@ def top_command(admin: CommandAdmin, node_id: int | None, watch_s: float | None,
     while True:
         rows = [{"node": each.node_id, **row} for each in found for row in read(each, "/quotas")["usage"]]
         rows.sort(key=lambda row: -_share(row))
-        if as_json:
+        if is_json():
             print_json(rows[:limit])
         else:
             if watch_s is not None:

@@ -15,7 +15,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import FAILED, INTERRUPTED, Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import counted, print_json, print_table
+from kalda.cli.common.output import counted, is_json, print_json, print_rows, print_table
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.common.times import Seconds
 
@@ -80,7 +80,6 @@ def plan_command(
     disable_rack_aware: bool,
     out: str | None,
     rollback: str | None,
-    as_json: bool,
 ) -> None:
     """Plan an even placement of replicas on different racks, which moves as few of them as possible.
 
@@ -126,7 +125,7 @@ def plan_command(
     for path, document in ((out, changed), (rollback, before)):
         if path is not None:
             Path(path).write_text(documents.to_text(documents.to_document(document)) + "\n", encoding="utf-8")
-    if as_json:
+    if is_json():
         print_json(documents.to_document(changed))
     else:
         _print_plan(before, changed, sizes)
@@ -267,7 +266,6 @@ def run_command(
     rollback: str | None,
     no_wait: bool,
     timeout: float | None,
-    as_json: bool,
 ) -> None:
     """Move replicas according to the plan in FILE, and wait until this is complete.
 
@@ -286,7 +284,7 @@ def run_command(
     before = documents.to_document({at: current[at].replicas for at in targets})
     if rollback is not None:
         Path(rollback).write_text(documents.to_text(before) + "\n", encoding="utf-8")
-    elif not as_json:
+    elif not is_json():
         click.echo(f"Current partition replica assignment\n\n{documents.to_text(before)}\n")
         click.echo("Save this as a plan for the way back, for kalda reassign run.")
     refusals = execution.start(
@@ -301,7 +299,7 @@ def run_command(
     begun = [at for at in targets if at not in refusals]
     for error in refusals.values():
         click.echo(f"kalda: {error.message} [{error.code.name}]", err=True)
-    if not as_json and begun:
+    if not is_json() and begun:
         click.echo(f"Successfully started partition reassignments for {documents.show_partitions(begun)}")
     done = False
     throttled = throttle is not None or log_dir_throttle is not None
@@ -309,7 +307,7 @@ def run_command(
         done = _watch(admin, path, targets, begun, timeout)
         if done and throttled:
             _unthrottle(admin, targets)
-    if as_json:
+    if is_json():
         print_json({"rollback": before, "started": _names(begun), "refused": _names(refusals), "completed": done})
     elif done:
         click.echo("Completed.")
@@ -369,7 +367,7 @@ def _watch(
 @click.option("--preserve-throttles", is_flag=True, help="Do not remove throttles, even when all is complete.")
 @json_option
 @with_cluster
-def status_command(admin: CommandAdmin, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
+def status_command(admin: CommandAdmin, path: str | None, preserve_throttles: bool) -> None:
     """Show the reassignments in progress; with FILE, the state of each partition of the plan.
 
     When all of a plan is complete, its throttles are removed. With FILE, exits with 1 unless all is complete.
@@ -388,17 +386,12 @@ def status_command(admin: CommandAdmin, path: str | None, preserve_throttles: bo
             for at, each in sorted(progress.ongoing.items())
         ]
         columns = ("topic", "partition", "replicas", "adding", "removing", "remaining_bytes")
-        if as_json:
-            print_json([dict(zip(columns, row, strict=True)) for row in rows])
-        elif rows:
-            print_table([column.upper().replace("_", "-") for column in columns], rows)
-        else:
-            click.echo("No reassignment is in progress.")
+        print_rows(columns, rows, "No reassignment is in progress.")
         return
-    _status_of_plan(admin, path, preserve_throttles, as_json)
+    _status_of_plan(admin, path, preserve_throttles)
 
 
-def _status_of_plan(admin: CommandAdmin, path: str, preserve_throttles: bool, as_json: bool) -> None:
+def _status_of_plan(admin: CommandAdmin, path: str, preserve_throttles: bool) -> None:
     from kalda.cli.reassignment import documents
     from kalda.cli.reassignment.progress import partitions_of, read_progress
 
@@ -421,11 +414,7 @@ def _status_of_plan(admin: CommandAdmin, path: str, preserve_throttles: bool, as
         rows.append((*at, state, target.replicas, replicas, remaining))
     if not progress.ongoing and not preserve_throttles:
         _unthrottle(admin, targets)
-    if as_json:
-        columns = ("topic", "partition", "state", "planned", "replicas", "remaining_bytes")
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        print_table(("TOPIC", "PARTITION", "STATE", "PLANNED", "REPLICAS", "REMAINING-BYTES"), rows)
+    print_rows(("topic", "partition", "state", "planned", "replicas", "remaining_bytes"), rows)
     if any(row[2] != "complete" for row in rows):
         sys.exit(FAILED)
 
@@ -439,9 +428,7 @@ def _status_of_plan(admin: CommandAdmin, path: str, preserve_throttles: bool, as
 @click.option("--preserve-throttles", is_flag=True, help="Do not remove throttles.")
 @json_option
 @with_cluster
-def cancel_command(
-    admin: CommandAdmin, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool
-) -> None:
+def cancel_command(admin: CommandAdmin, path: str | None, of_all: bool, preserve_throttles: bool) -> None:
     """Cancel reassignments in progress, those of the plan in FILE or all. Each partition gets its old replicas back.
 
     \b
@@ -464,7 +451,7 @@ def cancel_command(
     if not preserve_throttles and not failed:
         targets = planned or {at: documents.ReplicaTarget(each.replicas, ()) for at, each in ongoing.items()}
         _unthrottle(admin, targets)
-    if as_json:
+    if is_json():
         print_json({"cancelled": _names(over), "failed": _names(failed)})
     elif over:
         click.echo(f"Successfully cancelled partition reassignments for {documents.show_partitions(over)}")

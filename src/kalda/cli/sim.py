@@ -19,7 +19,7 @@ import click
 
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import ProgressLine, counted, print_json
+from kalda.cli.common.output import ProgressLine, counted, is_json, print_json
 from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
@@ -168,9 +168,7 @@ def sim() -> None:
 @_duration
 @_jobs
 @json_option
-def run_command(
-    seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int, as_json: bool
-) -> None:
+def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int) -> None:
     """Run seeds, and print those that violate an invariant. Exits with 1 if any does.
 
     \b
@@ -178,8 +176,8 @@ def run_command(
       kalda sim run --seeds 20 --nodes 3
     """
     run = partial(_run, nodes, _kinds(kinds), _loads(loads), duration_s)
-    if _run_seeds(run, seeds, first, jobs, as_json):
-        click.echo("kalda sim replay SEED, with the same options, prints what happened.", err=as_json)
+    if _run_seeds(run, seeds, first, jobs):
+        click.echo("kalda sim replay SEED, with the same options, prints what happened.", err=is_json())
         sys.exit(1)
 
 
@@ -188,7 +186,7 @@ def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s:
     return verdict.violation, verdict.acked
 
 
-def _run_seeds(run: Callable[[int], tuple[str, int | None]], seeds: int, first: int, jobs: int, as_json: bool) -> bool:
+def _run_seeds(run: Callable[[int], tuple[str, int | None]], seeds: int, first: int, jobs: int) -> bool:
     """Print the seeds that fail, and a line of all. `run` returns the violated invariant, empty for none, and how many
     records were acknowledged, None where that is not counted. Whether a seed has failed."""
     began, plans = time.monotonic(), range(first, first + seeds)
@@ -204,9 +202,9 @@ def _run_seeds(run: Callable[[int], tuple[str, int | None]], seeds: int, first: 
             if violation:
                 failed.append({"seed": seed, "violation": violation})
                 line.clear()
-                if not as_json:
+                if not is_json():
                     click.echo(f"seed {seed}: {violation}")
-    if as_json:
+    if is_json():
         acknowledged = {"acknowledged": sum(counts)} if counts else {}
         print_json({"first": first, "seeds": seeds, "failed": failed, **acknowledged})
     else:
@@ -229,19 +227,19 @@ def _rate(seeds: int, began: float) -> str:
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
 @_jobs
 @json_option
-def quorum_command(seeds: int, first: int, jobs: int, as_json: bool) -> None:
+def quorum_command(seeds: int, first: int, jobs: int) -> None:
     """Simulate only the quorum's machines, which runs many more seeds a minute. Exits with 1 if an invariant fails.
 
     \b
     Example:
       kalda sim quorum --seeds 1000
     """
-    _run_small(_storm, seeds, first, jobs, as_json)
+    _run_small(_storm, seeds, first, jobs)
 
 
-def _run_small(weather: Callable[[int], str], seeds: int, first: int, jobs: int, as_json: bool) -> None:
+def _run_small(weather: Callable[[int], str], seeds: int, first: int, jobs: int) -> None:
     """Run a small simulation, which returns the violated invariant, of each seed."""
-    if _run_seeds(partial(_uncounted, weather), seeds, first, jobs, as_json):
+    if _run_seeds(partial(_uncounted, weather), seeds, first, jobs):
         sys.exit(1)
 
 
@@ -265,14 +263,14 @@ def _storm(seed: int) -> str:
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
 @_jobs
 @json_option
-def controllers_command(seeds: int, first: int, jobs: int, as_json: bool) -> None:
+def controllers_command(seeds: int, first: int, jobs: int) -> None:
     """Storms and stalls around controllers alone, without brokers' logs. Exits with 1 if an invariant fails.
 
     \b
     Example:
       kalda sim controllers --seeds 100
     """
-    _run_small(_controller_storm, seeds, first, jobs, as_json)
+    _run_small(_controller_storm, seeds, first, jobs)
 
 
 def _controller_storm(seed: int) -> str:
@@ -304,7 +302,7 @@ def _controller_storm(seed: int) -> str:
 @click.option("--trace", is_flag=True, help="Print what happens in the first of the seeds.")
 @_jobs
 @json_option
-def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: int, as_json: bool) -> None:
+def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: int) -> None:
     """Transactions, zombies and consume-transform-produce loops under faults, judged as by `kalda verify`. Exits with 1
     if a rule is violated.
 
@@ -316,7 +314,7 @@ def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: i
         verdict = simulate_transactions(replace(TRANSACTION_PLANS[plan], seed=first), _print_line, verbose=True)
         click.echo(verdict.violation or "all rules held")
         sys.exit(0 if verdict.passed else 1)
-    _run_small(partial(_transactions, plan), seeds, first, jobs, as_json)
+    _run_small(partial(_transactions, plan), seeds, first, jobs)
 
 
 def _transactions(plan: str, seed: int) -> str:

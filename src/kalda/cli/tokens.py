@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import confirm, headings, is_json, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def tokens() -> None:
 @click.option("--max-life-time-ms", type=int, default=-1, help="At most so long. [default: the brokers' own]")
 @json_option
 @with_cluster
-def create_command(
-    admin: CommandAdmin, /, owner: str | None, renewer: tuple[str, ...], max_life_time_ms: int, as_json: bool
-) -> None:
+def create_command(admin: CommandAdmin, /, owner: str | None, renewer: tuple[str, ...], max_life_time_ms: int) -> None:
     """Create a token. Its HMAC is a secret: whoever has it can log in as its owner.
 
     \b
@@ -53,21 +51,21 @@ def create_command(
       kalda tokens create --owner User:alice
     """
     token = admin.create_delegation_token(owner=owner, renewers=renewer, max_lifetime_ms=max_life_time_ms)
-    _print([token], as_json, with_hmac=True)
+    _print([token], with_hmac=True)
 
 
 @tokens.command("list")
 @click.option("--owner", metavar="PRINCIPAL", multiple=True, help="Only tokens that concern this principal.")
 @json_option
 @with_cluster
-def list_command(admin: CommandAdmin, /, owner: tuple[str, ...], as_json: bool) -> None:
+def list_command(admin: CommandAdmin, /, owner: tuple[str, ...]) -> None:
     """List tokens, without their HMACs.
 
     \b
     Example:
       kalda tokens list --owner User:alice
     """
-    _print(admin.describe_delegation_tokens(owner), as_json, with_hmac=False)
+    _print(admin.describe_delegation_tokens(owner), with_hmac=False)
 
 
 @tokens.command("renew")
@@ -115,7 +113,7 @@ def _decoded(hmac: str) -> bytes:
         raise click.UsageError(f"--hmac is not base64: {error}") from None
 
 
-def _print(found: list[Token], as_json: bool, *, with_hmac: bool) -> None:
+def _print(found: list[Token], *, with_hmac: bool) -> None:
     rows = []
     for token in found:
         row = token._asdict()
@@ -123,12 +121,12 @@ def _print(found: list[Token], as_json: bool, *, with_hmac: bool) -> None:
         if with_hmac:
             row["hmac"] = base64.b64encode(token.hmac).decode()
         rows.append(row)
-    if as_json:
+    if is_json():
         print_json(rows)
     elif not rows:
         click.echo("There are no tokens.")
     else:
         print_table(
-            tuple(name.upper().replace("_", "-") for name in rows[0]),
+            headings(tuple(rows[0])),
             [tuple(" ".join(each) if isinstance(each, tuple) else each for each in row.values()) for row in rows],
         )

@@ -13,7 +13,18 @@ from kalda.base.ids import TopicPartition, uuid_to_text
 from kalda.base.printable import printable
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, counted, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import (
+    confirm,
+    counted,
+    headings,
+    is_json,
+    print_json,
+    print_rows,
+    print_table,
+    report_option,
+    say,
+    yes_option,
+)
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
@@ -32,7 +43,7 @@ def topics() -> None:
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show partitions, replication factor and id too.")
 @json_option
 @with_cluster
-def list_command(admin: CommandAdmin, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
+def list_command(admin: CommandAdmin, exclude_internal: bool, is_long: bool) -> None:
     """List topics, one on each line.
 
     \b
@@ -41,7 +52,7 @@ def list_command(admin: CommandAdmin, exclude_internal: bool, is_long: bool, as_
       kalda topics list --long --exclude-internal
     """
     found = list(admin.list_topics(internal=not exclude_internal).values())
-    if as_json:
+    if is_json():
         print_json([_summary(topic) for topic in found])
     elif is_long:
         rows = [(t.name, len(t.partitions), _replication(t), uuid_to_text(t.topic_id), t.is_internal) for t in found]
@@ -64,7 +75,6 @@ def describe_command(
     under_replicated_partitions: bool,
     unavailable_partitions: bool,
     topics_with_overrides: bool,
-    as_json: bool,
 ) -> None:
     """Describe topics and their partitions; all topics where none is named.
 
@@ -96,7 +106,7 @@ def describe_command(
         shown = [topic for topic in shown if topic.partitions]
     if topics_with_overrides:
         shown = [topic for topic in shown if overrides[topic.name]]
-    if as_json:
+    if is_json():
         print_json(
             [
                 {
@@ -207,7 +217,6 @@ def create_command(
     replica_assignment: str | None,
     if_not_exists: bool,
     validate_only: bool,
-    as_json: bool,
 ) -> None:
     """Create topics.
 
@@ -233,7 +242,7 @@ def create_command(
         except ApiError as error:
             if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise
-    if as_json:
+    if is_json():
         print_json(
             [
                 {
@@ -311,7 +320,7 @@ def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool,
 )  # fmt: skip
 @json_option
 @with_cluster
-def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
+def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | None) -> None:
     """Show the first offset, the end, and the number of offsets between them, of each partition.
 
     \b
@@ -331,10 +340,7 @@ def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | No
         ends = offsets_of(admin, partitions, ReadPlace(PlaceKind.END))
         columns = ("topic", "partition", "beginning", "end", "offsets")
         rows = [(*each, first[each], ends[each], ends[each] - first[each]) for each in partitions]
-    if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        print_table(tuple(column.upper() for column in columns), rows)
+    print_rows(columns, rows)
 
 
 @topics.command("delete-records")
@@ -350,7 +356,7 @@ def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | No
 @json_option
 @with_cluster
 def delete_records_command(
-    admin: CommandAdmin, name: str, partitions: tuple[int, ...], place: str, dry_run: bool, yes: bool, as_json: bool
+    admin: CommandAdmin, name: str, partitions: tuple[int, ...], place: str, dry_run: bool, yes: bool
 ) -> None:
     """Delete the records of partitions that are before a place.
 
@@ -373,9 +379,9 @@ def delete_records_command(
         starts = admin.delete_records(before).check().succeeded
     columns = ("topic", "partition", "deleted", "beginning")
     rows = [(*each, max(0, starts[each] - first[each]), starts[each]) for each in chosen]
-    if as_json:
+    if is_json():
         print_json({"executed": not dry_run, "partitions": [dict(zip(columns, row, strict=True)) for row in rows]})
         return
-    print_table(tuple(column.upper() for column in columns), rows)
+    print_table(headings(columns), rows)
     if dry_run:
         click.echo("Nothing was deleted: without --dry-run these records are.", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.common.completing import complete_topic, complete_transactional_id
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, print_json, print_table, yes_option
+from kalda.cli.common.output import confirm, is_json, print_json, print_rows, yes_option
 from kalda.cli.common.session import MAX_INT16, MAX_INT32, MAX_INT64, json_option, with_cluster
 from kalda.cli.common.times import show_time
 
@@ -56,9 +55,7 @@ _partition_option = click.option(
 @click.option("--state", "states", metavar="STATE", multiple=True, help="Only this state: Ongoing, … May be repeated.")
 @json_option
 @with_cluster
-def list_command(
-    admin: CommandAdmin, duration_ms: int, pattern: str | None, states: tuple[str, ...], as_json: bool
-) -> None:
+def list_command(admin: CommandAdmin, duration_ms: int, pattern: str | None, states: tuple[str, ...]) -> None:
     """List transactional ids with their states, of all coordinators.
 
     \b
@@ -68,15 +65,15 @@ def list_command(
       kalda transactions list --transactional-id-pattern 'billing-.*'
     """
     found = admin.list_transactions(states=states, duration_ms=max(-1, duration_ms), pattern=pattern or None)
-    columns = ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "TRANSACTION-STATE")
-    _print(columns, [tuple(each) for each in found.values()], as_json)
+    columns = ("transactional_id", "coordinator", "producer_id", "transaction_state")
+    print_rows(columns, [tuple(each) for each in found.values()])
 
 
 @transactions.command("describe")
 @_transactional_id_option
 @json_option
 @with_cluster
-def describe_command(admin: CommandAdmin, transactional_id: str, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, transactional_id: str) -> None:
     """Describe the state of a transactional id, with the partitions of its open transaction.
 
     \b
@@ -97,10 +94,10 @@ def describe_command(admin: CommandAdmin, transactional_id: str, as_json: bool) 
         [str(partition) for partition in found.partitions],
     )
     columns = (
-        "COORDINATOR-ID", "TRANSACTIONAL-ID", "PRODUCER-ID", "PRODUCER-EPOCH", "TRANSACTION-STATE",
-        "TRANSACTION-TIMEOUT-MS", "CURRENT-TRANSACTION-START-TIME-MS", "TRANSACTION-DURATION-MS", "TOPIC-PARTITIONS",
+        "coordinator_id", "transactional_id", "producer_id", "producer_epoch", "transaction_state",
+        "transaction_timeout_ms", "current_transaction_start_time_ms", "transaction_duration_ms", "topic_partitions",
     )  # fmt: skip
-    _print(columns, [row], as_json)
+    print_rows(columns, [row])
 
 
 @transactions.command("describe-producers")
@@ -111,9 +108,7 @@ def describe_command(admin: CommandAdmin, transactional_id: str, as_json: bool) 
 @_partition_option
 @json_option
 @with_cluster
-def describe_producers_command(
-    admin: CommandAdmin, broker_id: int | None, topic: str, partition: int, as_json: bool
-) -> None:
+def describe_producers_command(admin: CommandAdmin, broker_id: int | None, topic: str, partition: int) -> None:
     """Describe the active producers of a partition, and the offset where an open transaction of each begins.
 
     \b
@@ -133,10 +128,10 @@ def describe_producers_command(
         for each in admin.describe_producers([at], broker_id=broker_id).value(at)
     ]
     columns = (
-        "PRODUCER-ID", "PRODUCER-EPOCH", "LATEST-COORDINATOR-EPOCH", "LAST-SEQUENCE", "LAST-TIMESTAMP",
-        "CURRENT-TRANSACTION-START-OFFSET",
+        "producer_id", "producer_epoch", "latest_coordinator_epoch", "last_sequence", "last_timestamp",
+        "current_transaction_start_offset",
     )  # fmt: skip
-    _print(columns, rows, as_json)
+    print_rows(columns, rows)
 
 
 @transactions.command("find-hanging")
@@ -158,7 +153,6 @@ def find_hanging_command(
     max_timeout_min: int,
     topic: str | None,
     partition: int | None,
-    as_json: bool,
 ) -> None:
     """Find transactions that no coordinator will end. `abort` ends one.
 
@@ -186,10 +180,10 @@ def find_hanging_command(
         for at, producer in _find_hanging(admin, partitions, started_before_ms, broker_id)
     ]
     columns = (
-        "TOPIC", "PARTITION", "PRODUCER-ID", "PRODUCER-EPOCH", "COORDINATOR-EPOCH", "START-OFFSET", "LAST-TIMESTAMP",
-        "DURATION-MIN",
+        "topic", "partition", "producer_id", "producer_epoch", "coordinator_epoch", "start_offset", "last_timestamp",
+        "duration_min",
     )  # fmt: skip
-    _print(columns, rows, as_json)
+    print_rows(columns, rows)
 
 
 def _find_hanging(
@@ -256,7 +250,6 @@ def abort_command(
     producer_epoch: int | None,
     coordinator_epoch: int | None,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Abort a transaction that hangs, by an abort marker in one partition, past the coordinator.
 
@@ -282,7 +275,7 @@ def abort_command(
         )
     confirm(f"Abort the transaction of producer {producer_id} with epoch {producer_epoch} in {at}?", yes)
     admin.abort_transaction(at, producer_id, producer_epoch, coordinator_epoch)
-    if as_json:
+    if is_json():
         print_json({**at._asdict(), "producer_id": producer_id, "producer_epoch": producer_epoch})
     else:
         click.echo(f"Aborted the transaction of producer {producer_id} with epoch {producer_epoch} in {at}.")
@@ -301,7 +294,7 @@ def _open_at(admin: CommandAdmin, at: TopicPartition, start_offset: int) -> Acti
 @yes_option
 @json_option
 @with_cluster
-def force_terminate_command(admin: CommandAdmin, transactional_id: str, yes: bool, as_json: bool) -> None:
+def force_terminate_command(admin: CommandAdmin, transactional_id: str, yes: bool) -> None:
     """Abort the ongoing transaction of a transactional id, and fence its producer.
 
     \b
@@ -310,18 +303,10 @@ def force_terminate_command(admin: CommandAdmin, transactional_id: str, yes: boo
     """
     confirm(f"Abort the transaction of {transactional_id}, and fence its producer?", yes)
     admin.fence_producers([transactional_id]).check()
-    if as_json:
+    if is_json():
         print_json({"transactional_id": transactional_id})
     else:
         click.echo(f"Terminated the transaction of {transactional_id}, and fenced its producer.")
-
-
-def _print(columns: Sequence[str], rows: Sequence[Sequence[object]], as_json: bool) -> None:
-    if as_json:
-        keys = [column.lower().replace("-", "_") for column in columns]
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        print_table(columns, rows)
 
 
 def _now_ms() -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
+from kalda.cli.common.output import confirm, print_rows, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def remove_command(admin: CommandAdmin, /, name: str, mechanism: str, yes: bool)
 @click.argument("names", nargs=-1)
 @json_option
 @with_cluster
-def list_command(admin: CommandAdmin, /, names: tuple[str, ...], as_json: bool) -> None:
+def list_command(admin: CommandAdmin, /, names: tuple[str, ...]) -> None:
     """List the users that have credentials; never their secrets.
 
     \b
@@ -100,13 +100,8 @@ def list_command(admin: CommandAdmin, /, names: tuple[str, ...], as_json: bool) 
     """
     words = {number: word for word, number in _MECHANISMS.items()}
     rows = [
-        {"user": user, "mechanism": words.get(mechanism, str(mechanism)), "iterations": iterations}
+        (user, words.get(mechanism, str(mechanism)), iterations)
         for user, credentials in sorted(admin.describe_scram_credentials(names or None).check().succeeded.items())
         for mechanism, iterations in sorted(credentials)
     ]
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        click.echo("No user has a SCRAM credential.")
-    else:
-        print_table(("USER", "MECHANISM", "ITERATIONS"), [tuple(row.values()) for row in rows])
+    print_rows(("user", "mechanism", "iterations"), rows, "No user has a SCRAM credential.")

@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from kalda.base.printable import printable, printable_json
 from kalda.cli.common.failures import Failure
 
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 _PROGRESS_S: Final = 0.2
 _LINE_S: Final = 5.0
+_JSON: Final = "kalda.json"
 _REPORT: Final = "kalda.report"
 NOTHING: Final = "-"
 _LONGEST_NAME: Final = 400
@@ -100,14 +102,39 @@ def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[boo
     Console(width=max(natural, Console().width)).print(table)
 
 
-report_option = click.option(
-    "--json",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda ctx, _, given: ctx.meta.update({_REPORT: []}) if given else None,
-    help="Print JSON, for programs: a list of objects with `message`.",
-)
+def json_option_of(text: str = "Print JSON, for programs.", **more: object) -> Callable[[F], F]:
+    """The option, with this help; `more` is kept in the context where it is given."""
+
+    def note(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given:
+            ctx.meta.update({_JSON: True, **more})
+
+    return click.option("--json", is_flag=True, expose_value=False, callback=note, help=text)
+
+
+report_option = json_option_of("Print JSON, for programs: a list of objects with `message`.", **{_REPORT: []})
 """For commands that print sentences: with `say`, instead of `click.echo`."""
+
+
+def is_json() -> bool:
+    """Whether the command line has --json."""
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], nothing: str = "") -> None:
+    """Print rows: with --json as a list of objects, else under the columns' names in capitals, or `nothing` in place of
+    a table without rows."""
+    if is_json():
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    elif rows or not nothing:
+        print_table(headings(columns), rows)
+    else:
+        click.echo(nothing)
+
+
+def headings(columns: Sequence[str]) -> list[str]:
+    """`TOPIC-PARTITION` for `topic_partition`."""
+    return [column.upper().replace("_", "-") for column in columns]
 
 
 def say(message: str, **fields: object) -> None:

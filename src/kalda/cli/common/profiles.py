@@ -15,6 +15,7 @@ import click
 from kalda.base.printable import printable
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import KaldaCommand
+from kalda.cli.common.output import is_json, json_option_of, print_json, print_table
 
 _OF_PROGRAMS = {"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"}
 """Keys that say what a program writes and reads. Commands have bytes, and options of their own."""
@@ -77,8 +78,8 @@ def _check_names(config: Mapping[str, object]) -> None:
 
 
 @click.command(cls=KaldaCommand)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def profiles(as_json: bool) -> None:
+@json_option_of()
+def profiles() -> None:
     """List the profiles of clusters, with their addresses; --profile NAME, or KALDA_PROFILE, chooses one.
 
     \b
@@ -87,7 +88,6 @@ def profiles(as_json: bool) -> None:
       kalda topics list --profile production
     """
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.cli.common.output import print_json, print_table
     from kalda.client.transport.profiles import profiles_path, read_profiles
 
     try:
@@ -98,7 +98,7 @@ def profiles(as_json: bool) -> None:
         (name, keys.get("bootstrap.servers"), keys.get("security.protocol", "PLAINTEXT"))
         for name, keys in sorted(found.items())
     ]
-    if as_json:
+    if is_json():
         print_json([dict(zip(("name", "bootstrap_servers", "security_protocol"), row, strict=True)) for row in rows])
     elif rows:
         print_table(("PROFILE", "BOOTSTRAP-SERVERS", "SECURITY-PROTOCOL"), rows)

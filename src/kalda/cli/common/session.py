@@ -16,6 +16,7 @@ from kalda.cli.common.completing import (
     complete_client_key,
     complete_profile,
 )
+from kalda.cli.common.output import json_option_of
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
@@ -68,7 +69,10 @@ _timeout_option = click.option(
     show_default=True,
     help="How long to retry, in all, before the command fails.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+json_option = json_option_of()
+"""For commands that print JSON where `is_json`."""
 
 
 def with_cluster(command: Callable[Concatenate[CommandAdmin, P], None]) -> Callable[..., None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import click
 
 from kalda.cli.common.nouns import KaldaCommand
+from kalda.cli.common.output import is_json, print_json
 from kalda.cli.common.session import connect, json_option, with_config
 
 _TIMEOUT_MS = 30_000
@@ -16,7 +17,7 @@ _TIMEOUT_MS = 30_000
 @click.option("-b", "--bootstrap-server", metavar="HOST:PORT,...", help="Show the version of this cluster too.")
 @json_option
 @with_config
-def version(bootstrap_server: str | None, as_json: bool, config: Mapping[str, object]) -> None:
+def version(bootstrap_server: str | None, config: Mapping[str, object]) -> None:
     """Show the versions of Kalda, of Kafka's protocol, of Python and of the system; with -b or --profile, those of the
     cluster too. Brokers do not say which software they are, but up to which release of Kafka they have its features.
 
@@ -29,7 +30,6 @@ def version(bootstrap_server: str | None, as_json: bool, config: Mapping[str, ob
     import sys
 
     import kalda
-    from kalda.cli.common.output import print_json
     from kalda.metadata.metadata_version import LATEST_PRODUCTION
     from kalda.records import scan
     from kalda.records._uncompiled import ADVICE
@@ -44,7 +44,7 @@ def version(bootstrap_server: str | None, as_json: bool, config: Mapping[str, ob
     }
     if bootstrap_server is not None or "bootstrap.servers" in config:
         found.update(_of_cluster(bootstrap_server, config))
-    if as_json:
+    if is_json():
         print_json(found)
         return
     width = max(map(len, found)) + 2

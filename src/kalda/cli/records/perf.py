@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import ProgressLine, counted, print_json
+from kalda.cli.common.output import ProgressLine, counted, is_json, print_json
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -174,7 +174,6 @@ def produce_command(
     record_size: int,
     throughput: float,
     compare: bool,
-    as_json: bool,
 ) -> None:
     """Send records of random bytes to TOPIC. Keys of the producer are given by -X.
 
@@ -194,7 +193,7 @@ def produce_command(
     admin.topic(topic)
     with Producer(keys_of(PRODUCER, admin.config)) as producer:
         sending = _Sending(producer, topic, os.urandom(record_size), throughput)
-        windows = _Windows(sending, record_size, is_shown=not as_json)
+        windows = _Windows(sending, record_size, is_shown=not is_json())
         compared = _compare(sending, producer, topic, record_size, num_records) if compare else None
         if compared is None:
             sending.run(num_records, windows.step)
@@ -202,7 +201,7 @@ def produce_command(
         seconds = windows.seconds if compared is None else compared.measured_s
     sending.check()
     latencies_ms = sending.latencies.all_ms
-    if as_json:
+    if is_json():
         ordered = sorted(latencies_ms)
         print_json(
             {
@@ -330,9 +329,7 @@ def _moment(seconds: float) -> str:
 )  # fmt: skip
 @json_option
 @with_cluster
-def consume_command(
-    admin: CommandAdmin, topic: str, num_records: int, group_id: str | None, timeout_ms: int, as_json: bool
-) -> None:
+def consume_command(admin: CommandAdmin, topic: str, num_records: int, group_id: str | None, timeout_ms: int) -> None:
     """Read TOPIC from its beginning. Keys of the consumer are given by -X.
 
     \b
@@ -354,7 +351,7 @@ def consume_command(
         else:
             consumer.subscribe([topic])
         consumed = _consume(consumer, num_records, timeout_ms / 1_000)
-    if as_json:
+    if is_json():
         print_json(consumed._asdict())
     else:
         click.echo(CONSUMED_COLUMNS)
@@ -407,7 +404,7 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> ConsumedAmount
 )
 @json_option
 @with_cluster
-def e2e_command(admin: CommandAdmin, topic: str, num_records: int, record_size: int, as_json: bool) -> None:
+def e2e_command(admin: CommandAdmin, topic: str, num_records: int, record_size: int) -> None:
     """The time from sending a record until a consumer has it, one record after the other.
 
     \b
@@ -437,11 +434,11 @@ def e2e_command(admin: CommandAdmin, topic: str, num_records: int, record_size: 
             producer.send(topic, value).result(_E2E_TIMEOUT_S)
             _receive(consumer, value)
             latencies_ms.append((time.perf_counter() - began_s) * 1_000)
-            if not as_json and number % 1_000 == 0:
+            if not is_json() and number % 1_000 == 0:
                 click.echo(f"{number}\t{latencies_ms[-1]:.6f}")
     ordered = sorted(latencies_ms)
     tails = {name: percentile(ordered, share) for name, share in _SHARES if name != "95"}
-    if as_json:
+    if is_json():
         print_json({"avg_ms": _mean(ordered), **{f"p{name}_ms": value for name, value in tails.items()}})
     else:
         click.echo(f"Avg latency: {_mean(ordered):.4f} ms")

@@ -17,7 +17,7 @@ from kalda.base.properties import decode_text
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import Failure, failure_of
 from kalda.cli.common.nouns import KaldaCommand
-from kalda.cli.common.output import ProgressLine, print_json
+from kalda.cli.common.output import ProgressLine, is_json, print_json
 from kalda.cli.common.session import json_option, unescape, with_cluster
 from kalda.cli.common.times import parse_time_ms
 from kalda.cli.records.record_input import EnvelopeFormat, InputRecord, LineFormat, Parse, read_pieces
@@ -135,7 +135,6 @@ def produce(
     key_schema: str | None,
     value_schema: str | None,
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Write each line of stdin, or of FILEs, as a record to TOPIC.
 
@@ -177,7 +176,7 @@ def produce(
             raise failure_of(error).also(f"{report.count} known to be written") from error
         finally:
             report.progress.clear()
-    if as_json:
+    if is_json():
         print_json(report.as_json())
     elif not quiet:
         click.echo(report.line(report.progress.seconds), err=True)
