@@ -236,14 +236,47 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return topics
 
 
+def error_in(answer: Any, what: str) -> ApiError | None:
+    """The error in a response, or in a part of one, about `what`; its message is the broker's, where that sends one."""
+    message = getattr(answer, "error_message", None)
+    return refused(answer.error_code, what, message) if answer.error_code else None
+
+
 def error_of(what: str) -> Callable[[Any], ApiError | None]:
     """The check of a response with one error."""
+    return lambda answer: error_in(answer, what)
 
-    def check(answer: Any) -> ApiError | None:
-        message = getattr(answer, "error_message", None)
-        return refused(answer.error_code, what, message) if answer.error_code else None
 
-    return check
+def errors_in(
+    answer: Any, topics: Iterable[Any], asked: Iterable[TopicPartition], whole: str, part: str = ""
+) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+    """The error, or None, of each partition that was `asked` for: that of the whole answer, where it has one, or those
+    of its topics. They are about `whole`, and about `part` and the partition."""
+    if getattr(answer, "error_code", 0):
+        failed = error_in(answer, whole)
+        yield from ((partition, failed) for partition in asked)
+    for topic in topics:
+        name = topic.name if hasattr(topic, "name") else topic.topic_name
+        for each in topic.partitions:
+            partition = TopicPartition(name, each.partition_index)
+            yield partition, error_in(each, f"{part}partition {partition}")
+
+
+def of_all_brokers(
+    build: Callable[[], Request],
+    read: Callable[[Any, int], Iterable[V]],
+    check: Callable[[Any], ApiError | None] = lambda _: None,
+) -> Plan[list[V]]:
+    """What `read(answer, broker)` finds in the answers of all brokers that are in service. `check` returns an error of
+    its own, where the answer has one. Raises `ApiError`."""
+
+    def read_one(answer: Any, group: list[int]) -> Iterator[tuple[int, list[V] | ApiError]]:
+        (node_id,) = group
+        yield node_id, check(answer) or error_in(answer, f"broker {node_id}") or list(read(answer, node_id))
+
+    nodes = yield from live_brokers()
+    found = yield from per_item(nodes, lambda node_id: Target(TargetKind.BROKER, node_id), lambda _: build(), read_one)
+    return [each for some in found.check().succeeded.values() for each in some]
 
 
 def live_brokers() -> Plan[list[int]]:

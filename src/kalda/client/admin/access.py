@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.client.admin.acls import Acl, AclFilter
-from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, error_of, per_item, single
-from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, error_in, error_of, per_item, single
 from kalda.protocol.messages.security import (
     AclCreation,
     AlterUserScramCredentialsRequest,
@@ -112,8 +111,7 @@ def create_acls(acls: Collection[Acl]) -> Plan[Outcomes[Acl, None]]:
 
     def read(answer: Any, group: list[Acl]) -> Iterator[tuple[Acl, ApiError | None]]:
         for acl, each in zip(group, answer.results, strict=False):
-            what = f"ACL of {acl.principal} on {acl.resource_name}"
-            yield acl, refused(each.error_code, what, each.error_message) if each.error_code else None
+            yield acl, error_in(each, f"ACL of {acl.principal} on {acl.resource_name}")
 
     return per_item(acls, lambda _: ANY, build, read)
 
@@ -139,8 +137,8 @@ def delete_acls(filters: Collection[AclFilter]) -> Plan[Outcomes[AclFilter, list
 
     def read(answer: Any, group: list[AclFilter]) -> Iterator[tuple[AclFilter, list[Acl] | ApiError]]:
         for each, result in zip(group, answer.filter_results, strict=False):
-            if result.error_code:
-                yield each, refused(result.error_code, "ACLs", result.error_message)
+            if (error := error_in(result, "ACLs")) is not None:
+                yield each, error
                 continue
             yield (
                 each,
@@ -173,10 +171,9 @@ def describe_scram_credentials(users: Collection[str] | None) -> Plan[Outcomes[s
     answer = yield from single(Ask(ANY, DescribeUserScramCredentialsRequest(users=names)), error_of("users"))
     outcomes: Outcomes[str, list[ScramCredential]] = Outcomes()
     for each in answer.results:
-        if each.error_code:
-            outcomes[each.user] = refused(each.error_code, f"user {each.user}", each.error_message)
-        else:
-            outcomes[each.user] = [ScramCredential(one.mechanism, one.iterations) for one in each.credential_infos]
+        outcomes[each.user] = error_in(each, f"user {each.user}") or [
+            ScramCredential(one.mechanism, one.iterations) for one in each.credential_infos
+        ]
     return outcomes
 
 
@@ -204,8 +201,7 @@ def alter_scram_credentials(
 
     def read(answer: Any, _: list[str]) -> Iterator[tuple[str, ApiError | None]]:
         for each in answer.results:
-            error = refused(each.error_code, f"user {each.user}", each.error_message) if each.error_code else None
-            yield each.user, error
+            yield each.user, error_in(each, f"user {each.user}")
 
     return per_item(users, lambda _: ANY, build, read)
 
@@ -269,5 +265,4 @@ def _parts(principal: str) -> tuple[str, str]:
     return kind, name
 
 
-def _error(answer: Any) -> ApiError | None:
-    return refused(answer.error_code, "delegation token") if answer.error_code else None
+_error = error_of("delegation token")

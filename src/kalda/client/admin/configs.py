@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, Target, TargetKind, error_of, per_item, single
+from kalda.clientcore.administration import (
+    ANY,
+    Ask,
+    Outcomes,
+    Plan,
+    Target,
+    TargetKind,
+    error_in,
+    error_of,
+    per_item,
+    single,
+)
 from kalda.clientcore.connections.errors import UnknownTopic, refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
@@ -99,10 +110,7 @@ def describe_configs(
     ) -> Iterator[tuple[ConfigResource, dict[str, ConfigEntry] | ApiError]]:
         for each in answer.results:
             resource = ConfigResource(ConfigResourceType(each.resource_type), each.resource_name)
-            if each.error_code:
-                yield resource, refused(each.error_code, str(resource), each.error_message)
-            else:
-                yield resource, {config.name: entry_of(config) for config in each.configs}
+            yield resource, error_in(each, str(resource)) or {config.name: entry_of(config) for config in each.configs}
 
     return per_item(resources, _resource_target, build, read)
 
@@ -146,8 +154,7 @@ def alter_configs(
     def read(answer: Any, _: list[ConfigResource]) -> Iterator[tuple[ConfigResource, ApiError | None]]:
         for each in answer.responses:
             resource = ConfigResource(ConfigResourceType(each.resource_type), each.resource_name)
-            error = refused(each.error_code, str(resource), each.error_message) if each.error_code else None
-            yield resource, error
+            yield resource, error_in(each, str(resource))
 
     return per_item(alterations, _resource_target, build, read)
 

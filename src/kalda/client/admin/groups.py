@@ -10,7 +10,7 @@ delivered and acknowledged one by one. Its lag counts those that are not done wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kalda.assignors.consumer_protocol import read_assignment
@@ -22,11 +22,12 @@ from kalda.clientcore.administration import (
     Ask,
     Outcomes,
     Plan,
-    Target,
-    TargetKind,
     by_topic,
     coordinator_of,
-    live_brokers,
+    error_in,
+    error_of,
+    errors_in,
+    of_all_brokers,
     per_item,
     single,
 )
@@ -40,10 +41,7 @@ from kalda.clientcore.consuming.commits import (
     read_committed,
 )
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.protocol.messages.consumer_groups import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponseAssignment,
-)
+from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.groups import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -79,28 +77,14 @@ _NO_SUCH_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 def list_groups(*, states: Collection[str], types: Collection[str]) -> Plan[dict[str, ListedGroup]]:
     """ListGroups of every broker, sorted by name."""
-    nodes = yield from live_brokers()
-
-    def build(_nodes: list[int]) -> ListGroupsRequest:
-        return ListGroupsRequest(states_filter=list(states), types_filter=list(types))
-
-    def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[ListedGroup] | ApiError]]:
-        (node_id,) = group
-        if answer.error_code:
-            yield node_id, refused(answer.error_code, f"broker {node_id}")
-            return
-        yield (
-            node_id,
-            [
-                ListedGroup(each.group_id, each.group_type, each.protocol_type, each.group_state, node_id)
-                for each in answer.groups
-            ],
-        )
-
-    found = yield from per_item(nodes, lambda node_id: Target(TargetKind.BROKER, node_id), build, read)
-    found.check()
-    listed = {each.group_id: each for groups in found.succeeded.values() for each in groups}
-    return dict(sorted(listed.items()))
+    found = yield from of_all_brokers(
+        lambda: ListGroupsRequest(states_filter=list(states), types_filter=list(types)),
+        lambda answer, node_id: (
+            ListedGroup(each.group_id, each.group_type, each.protocol_type, each.group_state, node_id)
+            for each in answer.groups
+        ),
+    )
+    return dict(sorted((each.group_id, each) for each in found))
 
 
 def describe_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, Group]]:
@@ -117,49 +101,96 @@ def describe_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, Group]]:
     return found
 
 
-def _read_modern(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
-    for group in answer.groups:
-        if group.error_code:
-            yield group.group_id, refused(group.error_code, f"group {group.group_id!r}", group.error_message)
-            continue
-        members = tuple(
-            Member(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                _partitions(member.assignment),
-                member.member_epoch,
-                _partitions(member.target_assignment),
-                _UPGRADED.get(member.member_type),
-            )
-            for member in group.members
-        )
-        yield (
-            group.group_id,
-            Group(
-                group.group_id,
-                "consumer",
-                group.group_state,
-                group.assignor_name,
-                -1,
-                members,
-                group.group_epoch,
-                group.assignment_epoch,
-            ),
-        )
-
-
 _UPGRADED = {0: False, 1: True}
 """By the member type of ConsumerGroupDescribe."""
+Read = Callable[[Any, list[str]], Iterator[tuple[str, Group | ApiError]]]
 
 
-def _partitions(assignment: ConsumerGroupDescribeResponseAssignment) -> tuple[TopicPartition, ...]:
+def _reader(kind: str, members_of: Callable[[Any], Iterable[Member]]) -> Read:
+    """What reads the groups of this type, without their coordinators, out of the response of its API."""
+
+    def read(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
+        for group in answer.groups:
+            name, assignor = group.group_id, group.assignor_name or ""
+            yield (
+                name,
+                error_in(group, f"group {name!r}")
+                or Group(
+                    name, kind, group.group_state, assignor, -1, tuple(members_of(group)), group.group_epoch,
+                    group.assignment_epoch,
+                ),
+            )  # fmt: skip
+
+    return read
+
+
+def _consumers_of(group: Any) -> Iterator[Member]:
+    for member in group.members:
+        yield Member(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            _partitions(member.assignment),
+            member.member_epoch,
+            _partitions(member.target_assignment),
+            _UPGRADED.get(member.member_type),
+        )
+
+
+def _sharers_of(group: Any) -> Iterator[Member]:
+    for member in group.members:
+        partitions = _partitions(member.assignment)
+        yield Member(member.member_id, None, member.client_id, member.client_host, partitions, member.member_epoch)
+
+
+def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     return tuple(
         TopicPartition(topic.topic_name, index)
         for topic in assignment.topic_partitions
         for index in sorted(topic.partitions)
     )
+
+
+def _streams_of(group: Any) -> Iterator[Member]:
+    subtopologies = () if group.topology is None else group.topology.subtopologies or ()
+    sources = {
+        each.subtopology_id: (*each.source_topics, *(topic.name for topic in each.repartition_source_topics))
+        for each in subtopologies
+    }
+    for member in group.members:
+        yield Member(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            _read_by(member.assignment, sources),
+            member.member_epoch,
+            _read_by(member.target_assignment, sources),
+            None,
+            StreamsTasks(
+                _task_names(member.assignment.active_tasks),
+                _task_names(member.assignment.standby_tasks),
+                _task_names(member.assignment.warmup_tasks),
+            ),
+            member.process_id,
+        )
+
+
+def _read_by(
+    assignment: StreamsGroupDescribeResponseAssignment, sources: Mapping[str, Collection[str]]
+) -> tuple[TopicPartition, ...]:
+    """Partitions of the active tasks. A topic may have fewer partitions than its subtopology has tasks."""
+    return tuple(
+        TopicPartition(topic, index)
+        for task in assignment.active_tasks
+        for topic in sorted(sources.get(task.subtopology_id, ()))
+        for index in task.partitions
+    )
+
+
+def _task_names(tasks: Collection[StreamsGroupDescribeResponseTaskIds]) -> tuple[str, ...]:
+    return tuple(f"{each.subtopology_id}_{partition}" for each in tasks for partition in each.partitions)
 
 
 def _read_classic(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
@@ -184,6 +215,12 @@ def _read_classic(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | A
         yield group.group_id, Group(group.group_id, "classic", group.group_state, group.protocol_data, -1, members)
 
 
+_DESCRIPTIONS: tuple[tuple[Callable[[list[str]], Request], Read], ...] = (
+    (lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _reader("consumer", _consumers_of)),
+    (lambda ids: ShareGroupDescribeRequest(group_ids=ids), _reader("share", _sharers_of)),
+    (lambda ids: StreamsGroupDescribeRequest(group_ids=ids), _reader("streams", _streams_of)),
+    (lambda ids: DescribeGroupsRequest(groups=ids), _read_classic),
+)
 """The APIs, in the order in which groups are looked for; the last one's error is the answer for one that is nowhere."""
 
 
@@ -192,8 +229,7 @@ def delete_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, None]]:
 
     def read(answer: Any, _ids: list[str]) -> Iterator[tuple[str, ApiError | None]]:
         for each in answer.results:
-            error = refused(each.error_code, f"group {each.group_id!r}") if each.error_code else None
-            yield each.group_id, error
+            yield each.group_id, error_in(each, f"group {each.group_id!r}")
 
     return per_item(group_ids, group_target, lambda ids: DeleteGroupsRequest(groups_names=ids), read)
 
@@ -207,7 +243,7 @@ def list_group_offsets(
     while True:
         answer = yield from single(
             Ask(group_target(group_id), request, MAX_OFFSET_FETCH),
-            lambda found: refused(found.error_code, f"group {group_id!r}") if found.error_code else None,
+            error_of(f"group {group_id!r}"),
         )
         found, failed = read_committed(answer)
         if not any(ErrorCode(code).retriable for code in failed.values()) or (yield PAUSE):
@@ -251,18 +287,8 @@ def delete_group_offsets(group_id: str, partitions: Collection[TopicPartition]) 
 
 
 def _read_offsets(group_id: str) -> Any:
-    def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
-        code = getattr(answer, "error_code", 0)
-        if code:
-            failed = refused(code, f"group {group_id!r}")
-            yield from ((partition, failed) for partition in partitions)
-        for topic in answer.topics:
-            for each in topic.partitions:
-                partition = TopicPartition(topic.name, each.partition_index)
-                what = f"group {group_id!r}, partition {partition}"
-                yield partition, refused(each.error_code, what) if each.error_code else None
-
-    return read
+    whole = f"group {group_id!r}"
+    return lambda answer, partitions: errors_in(answer, answer.topics, partitions, whole, f"{whole}, ")
 
 
 def remove_members(group_id: str, instance_ids: Collection[str], reason: str) -> Plan[Outcomes[str, None]]:
@@ -278,70 +304,9 @@ def remove_members(group_id: str, instance_ids: Collection[str], reason: str) ->
             yield from ((instance_id, failed) for instance_id in left)
         for each in answer.members:
             what = f"static member {each.group_instance_id!r} of group {group_id!r}"
-            yield each.group_instance_id, refused(each.error_code, what) if each.error_code else None
+            yield each.group_instance_id, error_in(each, what)
 
     return per_item(instance_ids, lambda _: group_target(group_id), build, read)
-
-
-def read_streams_groups(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
-    """Each group of a StreamsGroupDescribe response."""
-    for group in answer.groups:
-        if group.error_code:
-            yield group.group_id, refused(group.error_code, f"group {group.group_id!r}", group.error_message)
-            continue
-        subtopologies = () if group.topology is None else group.topology.subtopologies or ()
-        sources = {
-            each.subtopology_id: (*each.source_topics, *(topic.name for topic in each.repartition_source_topics))
-            for each in subtopologies
-        }
-        members = tuple(
-            Member(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                _read_by(member.assignment, sources),
-                member.member_epoch,
-                _read_by(member.target_assignment, sources),
-                None,
-                StreamsTasks(
-                    _task_names(member.assignment.active_tasks),
-                    _task_names(member.assignment.standby_tasks),
-                    _task_names(member.assignment.warmup_tasks),
-                ),
-                member.process_id,
-            )
-            for member in group.members
-        )
-        yield (
-            group.group_id,
-            Group(
-                group.group_id,
-                "streams",
-                group.group_state,
-                group.assignor_name or "",
-                -1,
-                members,
-                group.group_epoch,
-                group.assignment_epoch,
-            ),
-        )
-
-
-def _read_by(
-    assignment: StreamsGroupDescribeResponseAssignment, sources: Mapping[str, Collection[str]]
-) -> tuple[TopicPartition, ...]:
-    """Partitions of the active tasks. A topic may have fewer partitions than its subtopology has tasks."""
-    return tuple(
-        TopicPartition(topic, index)
-        for task in assignment.active_tasks
-        for topic in sorted(sources.get(task.subtopology_id, ()))
-        for index in task.partitions
-    )
-
-
-def _task_names(tasks: Collection[StreamsGroupDescribeResponseTaskIds]) -> tuple[str, ...]:
-    return tuple(f"{each.subtopology_id}_{partition}" for each in tasks for partition in each.partitions)
 
 
 class ShareGroupOffset(NamedTuple):
@@ -350,42 +315,6 @@ class ShareGroupOffset(NamedTuple):
     start_offset: int
     leader_epoch: int
     lag: int | None
-
-
-def read_share_groups(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
-    """The groups of a ShareGroupDescribe response, without their coordinators."""
-    for group in answer.groups:
-        if group.error_code:
-            yield group.group_id, refused(group.error_code, f"group {group.group_id!r}", group.error_message)
-            continue
-        members = tuple(
-            Member(
-                member.member_id,
-                None,
-                member.client_id,
-                member.client_host,
-                tuple(
-                    TopicPartition(topic.topic_name, index)
-                    for topic in member.assignment.topic_partitions
-                    for index in sorted(topic.partitions)
-                ),
-                member.member_epoch,
-            )
-            for member in group.members
-        )
-        yield (
-            group.group_id,
-            Group(
-                group.group_id,
-                "share",
-                group.group_state,
-                group.assignor_name,
-                -1,
-                members,
-                group.group_epoch,
-                group.assignment_epoch,
-            ),
-        )
 
 
 def list_share_group_offsets(
@@ -404,16 +333,15 @@ def list_share_group_offsets(
 
     def check(answer: Any) -> ApiError | None:
         (group,) = answer.groups
-        return refused(group.error_code, f"group {group_id!r}", group.error_message) if group.error_code else None
+        return error_in(group, f"group {group_id!r}")
 
     answer = yield from single(Ask(group_target(group_id), request, None), check)
     outcomes: Outcomes[TopicPartition, ShareGroupOffset] = Outcomes()
     for topic in answer.groups[0].topics:
         for each in topic.partitions:
             partition = TopicPartition(topic.topic_name, each.partition_index)
-            if each.error_code:
-                what = f"group {group_id!r}, partition {partition}"
-                outcomes[partition] = refused(each.error_code, what, each.error_message)
+            if (error := error_in(each, f"group {group_id!r}, partition {partition}")) is not None:
+                outcomes[partition] = error
             elif each.start_offset >= 0:
                 lag = each.lag if each.lag >= 0 else None
                 outcomes[partition] = ShareGroupOffset(each.start_offset, each.leader_epoch, lag)
@@ -440,15 +368,10 @@ def alter_share_group_offsets(
         ]
         return AlterShareGroupOffsetsRequest(group_id=group_id, topics=topics)
 
+    whole = f"group {group_id!r}"
+
     def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
-        if answer.error_code:
-            failed = refused(answer.error_code, f"group {group_id!r}", answer.error_message)
-            yield from ((partition, failed) for partition in partitions)
-        for topic in answer.responses:
-            for each in topic.partitions:
-                partition = TopicPartition(topic.topic_name, each.partition_index)
-                what = f"group {group_id!r}, partition {partition}"
-                yield partition, refused(each.error_code, what, each.error_message) if each.error_code else None
+        return errors_in(answer, answer.responses, partitions, whole, f"{whole}, ")
 
     return per_item(offsets, lambda _: group_target(group_id), build, read)
 
@@ -466,15 +389,6 @@ def delete_share_group_offsets(group_id: str, topics: Collection[str]) -> Plan[O
             failed = refused(answer.error_code, f"group {group_id!r}", answer.error_message)
             yield from ((name, failed) for name in names)
         for topic in answer.responses:
-            what = f"group {group_id!r}, topic {topic.topic_name}"
-            yield topic.topic_name, refused(topic.error_code, what, topic.error_message) if topic.error_code else None
+            yield topic.topic_name, error_in(topic, f"group {group_id!r}, topic {topic.topic_name}")
 
     return per_item(topics, lambda _: group_target(group_id), build, read)
-
-
-_DESCRIPTIONS: tuple[tuple[Callable[[list[str]], Request], Callable[..., Any]], ...] = (
-    (lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _read_modern),
-    (lambda ids: ShareGroupDescribeRequest(group_ids=ids), read_share_groups),
-    (lambda ids: StreamsGroupDescribeRequest(group_ids=ids), read_streams_groups),
-    (lambda ids: DescribeGroupsRequest(groups=ids), _read_classic),
-)

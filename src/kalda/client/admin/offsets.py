@@ -7,9 +7,8 @@ from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, by_topic, leader_of, per_item
+from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, by_topic, error_in, leader_of, per_item
 from kalda.clientcore.connections.cluster_values import FoundOffset
-from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -53,10 +52,8 @@ def list_offsets(
         for topic in answer.topics:
             for each in topic.partitions:
                 partition = TopicPartition(topic.name, each.partition_index)
-                if each.error_code:
-                    yield partition, refused(each.error_code, f"partition {partition}")
-                else:
-                    yield partition, FoundOffset(each.offset, each.timestamp, each.leader_epoch)
+                found = FoundOffset(each.offset, each.timestamp, each.leader_epoch)
+                yield partition, error_in(each, f"partition {partition}") or found
 
     found = yield from per_item(known, lambda one: Target(TargetKind.BROKER, known[one]), build, read, retries=False)
     succeeded = found.succeeded
@@ -101,7 +98,7 @@ def delete_records(before: Mapping[TopicPartition, int], *, timeout_ms: int) -> 
         for topic in answer.topics:
             for each in topic.partitions:
                 partition = TopicPartition(topic.name, each.partition_index)
-                error = refused(each.error_code, f"partition {partition}") if each.error_code else None
+                error = error_in(each, f"partition {partition}")
                 yield partition, each.low_watermark if error is None else error
 
     return per_item(before, leader_of, build, read)

@@ -7,8 +7,19 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, any_broker, by_topic, per_item, single
-from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.administration import (
+    ANY,
+    Ask,
+    Outcomes,
+    Plan,
+    any_broker,
+    by_topic,
+    error_in,
+    error_of,
+    errors_in,
+    per_item,
+    single,
+)
 from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -51,17 +62,12 @@ def elect_leaders(
             for name, indexes in by_topic(partitions).items()
         ]
     request = ElectLeadersRequest(election_type=election, topic_partitions=topics, timeout_ms=timeout_ms)
-    answer = yield from single(
-        Ask(ANY, request),
-        lambda found: refused(found.error_code, f"{election.name.lower()} elections") if found.error_code else None,
-    )
+    answer = yield from single(Ask(ANY, request), error_of(f"{election.name.lower()} elections"))
     outcomes: Outcomes[TopicPartition, None] = Outcomes()
     for topic in answer.replica_election_results:
         for each in topic.partition_result:
             partition = TopicPartition(topic.topic, each.partition_id)
-            outcomes[partition] = (
-                refused(each.error_code, f"partition {partition}", each.error_message) if each.error_code else None
-            )
+            outcomes[partition] = error_in(each, f"partition {partition}")
     return outcomes
 
 
@@ -86,14 +92,7 @@ def alter_reassignments(
         return request
 
     def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
-        if answer.error_code:
-            failed = refused(answer.error_code, "the reassignments", answer.error_message)
-            yield from ((partition, failed) for partition in partitions)
-        for topic in answer.responses:
-            for each in topic.partitions:
-                partition = TopicPartition(topic.name, each.partition_index)
-                error = refused(each.error_code, f"partition {partition}", each.error_message)
-                yield partition, error if each.error_code else None
+        return errors_in(answer, answer.responses, partitions, "the reassignments")
 
     return per_item(targets, any_broker, build, read)
 
@@ -110,7 +109,7 @@ def list_reassignments(
         ]
     answer = yield from single(
         Ask(ANY, ListPartitionReassignmentsRequest(timeout_ms=timeout_ms, topics=topics)),
-        lambda found: refused(found.error_code, "the reassignments", found.error_message) if found.error_code else None,
+        error_of("the reassignments"),
     )
     found = {
         TopicPartition(topic.name, each.partition_index): Reassignment(

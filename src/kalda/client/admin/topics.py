@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.clientcore.administration import ANY, PAUSE, Ask, Outcomes, Plan, any_broker, per_item, single
+from kalda.clientcore.administration import ANY, PAUSE, Ask, Outcomes, Plan, any_broker, error_in, per_item, single
 from kalda.clientcore.connections.cluster_values import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
 from kalda.clientcore.connections.errors import UnknownTopic, refused
 from kalda.protocol.messages.metadata import (
@@ -85,10 +85,8 @@ def create_topics(
 
     def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, CreatedTopic | ApiError]]:
         for each in answer.topics:
-            if each.error_code:
-                yield each.name, refused(each.error_code, f"topic {each.name}", each.error_message)
-            else:
-                yield each.name, CreatedTopic(each.name, each.topic_id, each.num_partitions, each.replication_factor)
+            made = CreatedTopic(each.name, each.topic_id, each.num_partitions, each.replication_factor)
+            yield each.name, error_in(each, f"topic {each.name}") or made
 
     return per_item(by_name, any_broker, build, read)
 
@@ -115,7 +113,7 @@ def delete_topics(names: Collection[str], *, timeout_ms: int) -> Plan[Outcomes[s
 
     def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, ApiError | None]]:
         for each in answer.responses:
-            error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
+            error = error_in(each, f"topic {each.name}")
             if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 error = UnknownTopic(f"topic {each.name} does not exist; check the name")
             yield each.name, error
@@ -142,8 +140,7 @@ def create_partitions(
 
     def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, ApiError | None]]:
         for each in answer.results:
-            error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
-            yield each.name, error
+            yield each.name, error_in(each, f"topic {each.name}")
 
     return per_item(counts, any_broker, build, read, final=_NO_TOPIC)
 
@@ -164,7 +161,7 @@ def describe_topics(names: Collection[str], *, final: Collection[ErrorCode] = ()
 
     def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, Topic | ApiError]]:
         for name, topic in read_metadata(answer).topics.items():
-            yield name, refused(topic.error_code, f"topic {name}") if topic.error_code else topic
+            yield name, error_in(topic, f"topic {name}") or topic
 
     return per_item(names, any_broker, _metadata_request, read, final=final)
 
@@ -183,7 +180,7 @@ def existing_topics(names: Collection[str]) -> Plan[Metadata]:
 def _missing(name: str, topic: Topic) -> ApiError | None:
     if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return UnknownTopic(f"topic {name} does not exist; check the name, or create it first")
-    return refused(topic.error_code, f"topic {name}") if topic.error_code else None
+    return error_in(topic, f"topic {name}")
 
 
 def wait_for_leaders(partitions: Collection[TopicPartition]) -> Plan[None]:

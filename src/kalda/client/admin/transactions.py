@@ -14,8 +14,9 @@ from kalda.clientcore.administration import (
     TargetKind,
     by_topic,
     coordinator_of,
+    errors_in,
     leader_of,
-    live_brokers,
+    of_all_brokers,
     per_item,
 )
 from kalda.clientcore.connections.errors import refused
@@ -85,37 +86,26 @@ def list_transactions(
     *, states: Collection[str], producer_ids: Collection[int], duration_ms: int, pattern: str | None
 ) -> Plan[dict[str, ListedTransaction]]:
     """ListTransactions of every broker; with `duration_ms` >= 0 those that have run longer."""
-    nodes = yield from live_brokers()
 
-    def build(_nodes: list[int]) -> ListTransactionsRequest:
-        return ListTransactionsRequest(
+    def check(answer: Any) -> ApiError | None:
+        if answer.error_code != ErrorCode.INVALID_REGULAR_EXPRESSION:
+            return None
+        return refused(answer.error_code, f"pattern {pattern!r}", "it is not a regular expression of RE2")
+
+    found = yield from of_all_brokers(
+        lambda: ListTransactionsRequest(
             state_filters=list(states),
             producer_id_filters=list(producer_ids),
             duration_filter=duration_ms,
             transactional_id_pattern=pattern,
-        )
-
-    def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[ListedTransaction] | ApiError]]:
-        (node_id,) = group
-        if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION:
-            what = f"pattern {pattern!r}"
-            yield node_id, refused(answer.error_code, what, "it is not a regular expression of RE2")
-            return
-        if answer.error_code:
-            yield node_id, refused(answer.error_code, f"broker {node_id}")
-            return
-        yield (
-            node_id,
-            [
-                ListedTransaction(each.transactional_id, node_id, each.producer_id, each.transaction_state)
-                for each in answer.transaction_states
-            ],
-        )
-
-    found = yield from per_item(nodes, lambda node_id: Target(TargetKind.BROKER, node_id), build, read)
-    found.check()
-    listed = {each.transactional_id: each for all_of in found.succeeded.values() for each in all_of}
-    return dict(sorted(listed.items()))
+        ),
+        lambda answer, node_id: (
+            ListedTransaction(each.transactional_id, node_id, each.producer_id, each.transaction_state)
+            for each in answer.transaction_states
+        ),
+        check,
+    )
+    return dict(sorted((each.transactional_id, each) for each in found))
 
 
 def describe_transactions(transactional_ids: Collection[str]) -> Plan[Outcomes[str, Transaction]]:
@@ -218,10 +208,7 @@ def abort_transaction(
 
     def read(answer: Any, _: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
         for marker in answer.markers:
-            for topic in marker.topics:
-                for each in topic.partitions:
-                    which = TopicPartition(topic.name, each.partition_index)
-                    yield which, refused(each.error_code, f"partition {which}") if each.error_code else None
+            yield from errors_in(marker, marker.topics, (), "")
 
     outcomes: Outcomes[TopicPartition, None] = yield from per_item([partition], leader_of, build, read)
     outcomes.check()
