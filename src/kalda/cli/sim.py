@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection, wait
@@ -23,6 +23,7 @@ from kalda.cli.common.output import ProgressLine, counted, is_json, print_json
 from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
+from kalda.sim.large_group import LargeGroupPlan, simulate_large_group
 from kalda.sim.quorum import recover, stale_leaders, storm
 from kalda.sim.scenario import GROUP_LOADS, LOADS, SimPlan, SimVerdict, simulate
 from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
@@ -156,6 +157,7 @@ def sim() -> None:
       kalda sim replay 42 --nodes 3
       kalda sim quorum --seeds 1000
       kalda sim controllers --seeds 1000
+      kalda sim group --members 5000 --partitions 15000
     """
 
 
@@ -320,6 +322,34 @@ def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: i
 def _transactions(plan: str, seed: int) -> str:
     """The rules that a seed violates; empty for none."""
     return simulate_transactions(replace(TRANSACTION_PLANS[plan], seed=seed)).violation
+
+
+@sim.command("group")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Which seed.")
+@_nodes
+@click.option("--members", type=click.IntRange(2), default=500, show_default=True, help="Members of the group.")
+@click.option(
+    "--partitions", type=click.IntRange(1), default=1_500, show_default=True, help="Partitions of its topics."
+)
+@json_option
+def group_command(seed: int, nodes: int, members: int, partitions: int, as_json: bool) -> None:
+    """A large consumer group (KIP-848): its members join, one leaves, and its coordinator is killed. Exits with 1 if a
+    promise is not kept. With 5,000 members over 15,000 partitions it takes some minutes.
+
+    \b
+    Example:
+      kalda sim group --members 5000 --partitions 15000
+    """
+    verdict = simulate_large_group(LargeGroupPlan(seed, members, partitions, nodes))
+    if as_json:
+        print_json({"seed": seed, **asdict(verdict)})
+    else:
+        click.echo(
+            f"stable {verdict.joined_s:.1f} virtual seconds after the first join, {verdict.left_s:.1f} after a member "
+            f"left, {verdict.moved_s:.1f} after one left the next coordinator; {counted(verdict.heartbeats, 'heartbeat')}"
+        )
+        click.echo(f"violated: {verdict.violation}" if verdict.violation else "all promises were kept")
+    sys.exit(0 if verdict.passed else 1)
 
 
 @sim.command("replay")

@@ -22,6 +22,7 @@ Nodes, clients and what they record:
 - `workload`: producers, administrators, and consumers from leaders and followers
 - `group_loops`: consume-transform-produce by members of a group
 - `groups`: members of consumer groups, and the guarantees of groups
+- `large_group`: one consumer group of thousands of members that send heartbeats only
 - `ownership`: who owns which partitions of a consumer group, or tasks of a streams group
 - `share_members`: members of share groups, and what these promise
 - `streams_members`: the same of streams groups
@@ -40,9 +41,6 @@ Transactions:
 - `transactions`: Kalda's producer of transactions, whose requests are lost and doubled
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
 - `transaction_storm`: seeds of those, judged by `kalda.verify`
-
-Safeguards that are switched off, and how:
-
 
 Parts of a node alone:
 

@@ -49,6 +49,8 @@ class Ownership:
         self._violated = violated
         self._has_one_kind = has_one_kind
         self._owners: dict[str, _Owner] = {}
+        self._holders: dict[Thing, set[str]] = {}
+        """The members that hold each thing."""
         self._in_epoch: dict[tuple[int, Thing], str] = {}
         self._sent = 0
 
@@ -73,15 +75,28 @@ class Ownership:
         """A member sends a heartbeat, which names what it has, or nothing of that. Returns the heartbeat's number."""
         self._sent += 1
         if epoch <= 0:  # it leaves, or begins anew without anything
-            self._owners.pop(member, None)
+            self._forget(member)
         elif has is not None and member in self._owners:
-            self._owners[member].held = has
+            self._hold(member, has)
         return self._sent
+
+    def _hold(self, member: str, held: set[Thing]) -> None:
+        owner = self._owners[member]
+        for key in owner.held - held:
+            self._holders[key].discard(member)
+        for key in held - owner.held:
+            self._holders.setdefault(key, set()).add(member)
+        owner.held = held
+
+    def _forget(self, member: str) -> None:
+        if member in self._owners:
+            self._hold(member, set())
+            del self._owners[member]
 
     def refused(self, member: str, code: ErrorCode) -> None:
         """The answer to a heartbeat is an error."""
         if not code.retriable:
-            self._owners.pop(member, None)
+            self._forget(member)
 
     def accepted(self, node: str, number: int, member: str, epoch: int, assigned: frozenset[Thing] | None) -> None:
         """A node has accepted the heartbeat with this number, and assigns something else than before, unless that is
@@ -92,10 +107,10 @@ class Ownership:
         if assigned is not None:
             owner.assigned = assigned
             for key in sorted(assigned - owner.held):
-                for name, other in self._owners.items():
-                    if name != member and key in other.held:
-                        other.replaced_by, other.replaced_number = f"{node}:{member}", self._sent
-            owner.held |= assigned
+                for name in sorted(self._holders.get(key, ())):
+                    other = self._owners[name]
+                    other.replaced_by, other.replaced_number = f"{node}:{member}", self._sent
+            self._hold(member, owner.held | assigned)
         if self._has_one_kind:
             for key in sorted(owner.assigned):
                 first = self._in_epoch.setdefault((epoch, key), member)
