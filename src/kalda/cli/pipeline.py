@@ -112,7 +112,7 @@ def _session(
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    from kalda.pipeline.session import PipelineError, Unavailable, first_line
+    from kalda.pipeline.session import JAVA_HAS_ENDED, PipelineError, Unavailable, first_line, is_of_java
 
     try:
         yield
@@ -123,6 +123,8 @@ def _failures() -> Iterator[None]:
             raise
         raise Failure(f"projects run on PySpark 4.1 and 4.2 ({error}): pip install 'kalda[pipeline]'") from error
     except Exception as error:
+        if isinstance(error, ConnectionError) and is_of_java(error):
+            raise Failure(JAVA_HAS_ENDED) from error
         first: BaseException | None = error  # without Java, what cleans up fails too
         while first is not None and not isinstance(first, PipelineError):
             first = first.__context__
@@ -648,14 +650,14 @@ def snapshot_command(
     session = _session(line, f"snapshot {topic}", ("delta",), settings, in_background=in_background)
     with table.alone(), session as spark:
         taken = table.take(spark, topic, options)
+    if taken.signal is not None:
+        click.echo("Interrupted: the same command continues.", err=True)
+        sys.exit(128 + taken.signal)
     say(f"version {taken.version}: {counted(taken.keys, 'key', form=',')}, read from {_records(taken.records)}")
     if taken.rebuilt is not None:
         say(f"the topic was read from its start: {taken.rebuilt}")
     if taken.without_key:
         say(f"without a key, and so no part of the table: {_records(taken.without_key)}")
-    if taken.signal is not None:
-        click.echo("Interrupted: the same command continues.", err=True)
-        sys.exit(128 + taken.signal)
 
 
 @pipeline.command("convert")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,7 @@ _RAISED: Final = re.compile(
 the name of a class of Kalda's, without that name."""
 _ANSWERED: Final = re.compile(r"software\.amazon\.awssdk\.[\w.]+: (.*?) \(Service: \w+, Status Code: (\d+),.*")
 """What the store has answered, in the text of an exception of Hadoop."""
+JAVA_HAS_ENDED: Final = "Spark's Java has ended, and with it all flows: start the command again"
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "delta": {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -206,7 +208,13 @@ def refuse_ended(spark: SparkSession) -> None:
     except Exception:  # whatever py4j raises where nobody answers
         is_ended = True
     if is_ended:
-        raise PipelineError("Spark's Java has ended, and with it all flows: start the command again")
+        raise PipelineError(JAVA_HAS_ENDED)
+
+
+def is_of_java(error: BaseException) -> bool:
+    """Whether the connection to Java has failed, and not another one."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).startswith("py4j.") for frame in frames)
 
 
 def refuse_options(given: Iterable[str], own: Mapping[str, str]) -> None:

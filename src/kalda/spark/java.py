@@ -63,7 +63,10 @@ def java_advice() -> str | None:
 def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
     """Ends the Java process that PySpark starts in the block, where the block is interrupted before PySpark holds a
     connection to it: nothing else would ever end that process. SIGTERM, too, interrupts the block, unless the program
-    handles it. `prepare` is called in that process before Java runs."""
+    handles it. `prepare` is called in that process before Java runs.
+
+    Java is in a process group of its own. A SIGTERM to the group of the command, as `timeout` and some shells send it,
+    would else end Java too, and what the command does at its end would fail."""
     try:
         from pyspark import SparkContext, java_gateway
     except ImportError:  # PySpark's client of Spark Connect alone, which starts no Java
@@ -75,8 +78,16 @@ def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
     def start(command: list[str], **keywords: Any) -> subprocess.Popen[bytes]:
         command, keywords["env"] = quick_workers(command, keywords.get("env", os.environ))
         of_pyspark = keywords.get("preexec_fn")
-        if prepare is not None and of_pyspark is not None:  # None on Windows
-            keywords["preexec_fn"] = lambda: (of_pyspark(), prepare())
+        if of_pyspark is not None:  # None on Windows
+
+            def begin() -> None:
+                of_pyspark()
+                if prepare is not None:
+                    prepare()
+                if os.getpgrp() != os.getpid():
+                    os.setpgid(0, 0)
+
+            keywords["preexec_fn"] = begin
         started.append(popen(command, **keywords))
         return started[-1]
 

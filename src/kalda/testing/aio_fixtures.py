@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ async def kalda_aio_admin(kalda_cluster: Cluster) -> AsyncIterator[Admin]:
         yield admin
 
 
-def fixtures_by(fixture: Callable[..., Any]) -> object:
-    """A plugin with the fixtures. `fixture` is the decorator of the plugin that runs asyncio tests."""
-    functions = (kalda_aio_producer, kalda_aio_consumer, kalda_aio_admin)
-    return type("AioFixtures", (), {each.__name__: staticmethod(fixture(each)) for each in functions})()
+def fixtures_by(fixture: Callable[..., Any]) -> ModuleType:
+    """A plugin with the fixtures. `fixture` is the decorator of the plugin that runs asyncio tests. It is a module,
+    whose functions pytest takes as they are: it warns of static methods of a class."""
+    plugin = ModuleType("kalda-aio")
+    for each in (kalda_aio_producer, kalda_aio_consumer, kalda_aio_admin):
+        setattr(plugin, each.__name__, fixture(each))
+    return plugin

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,9 @@ from kalda.cli.pipeline import _failures, log_without_py4j, pipeline
 from kalda.pipeline import session
 from kalda.pipeline.engine.engine import RunResult
 from kalda.pipeline.engine.runs import FlowReport
+from kalda.pipeline.generators import snapshot
 from kalda.pipeline.generators.load import Lake, Load, LoadSettings
+from kalda.pipeline.generators.snapshot import SnapshotTable
 from kalda.pipeline.session import first_line, packages_of, refuse_ended
 
 
@@ -211,6 +214,7 @@ def test_an_interrupted_start_of_spark_leaves_no_java(
         def getOrCreate(self) -> None:  # noqa: N802
             started.append(pyspark.java_gateway.Popen(["sleep", "600"], preexec_fn=lambda: None))
             in_background.append(os.getpriority(os.PRIO_PROCESS, started[0].pid) > priority)
+            assert os.getpgid(started[0].pid) == started[0].pid, "a signal to the command's group reaches Java"
             signal.raise_signal(number)
 
     priority = os.getpriority(os.PRIO_PROCESS, 0)
@@ -314,5 +318,37 @@ def test_java_that_has_ended_is_one_sentence() -> None:
             finally:
                 spark.sparkContext._jsc.sc()
 
-    with pytest.raises(Failure, match=r"^Spark's Java has ended, and with it all flows: start the command again$"):
+    said = r"^Spark's Java has ended, and with it all flows: start the command again$"
+    with pytest.raises(Failure, match=said):
         command()
+
+    def refuse(module: str) -> None:
+        with _failures():
+            exec("raise ConnectionRefusedError", {"__name__": module})
+
+    with pytest.raises(Failure, match=said):
+        refuse("py4j.clientserver")
+    with pytest.raises(ConnectionRefusedError):
+        refuse("kalda.registry")
+
+
+def test_an_interrupted_snapshot_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A signal before the first batch leaves no table."""
+    table = SnapshotTable(tmp_path / "users")
+    questions = MagicMock()
+    questions.return_value.__enter__.return_value.ends.return_value = {}
+    questions.return_value.__enter__.return_value.topic_id.return_value = "id"
+    flow = FlowReport("current", "default.current", "StreamingTable")
+
+    def run(_: object, __: object, ___: object, show: Callable[[SimpleNamespace], None]) -> RunResult:
+        show(SimpleNamespace(flows={"current": flow}))
+        return RunResult(True, signal.SIGINT)
+
+    monkeypatch.setattr(snapshot, "TopicQuestions", questions)
+    monkeypatch.setattr(snapshot, "run_project", run)
+    with table.alone():
+        taken = table.take(MagicMock(), "users", {})
+    assert (taken.version, taken.keys, taken.signal) == (-1, 0, signal.SIGINT)
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    done = CliRunner().invoke(cli, ["pipeline", "snapshot", "users", "--to", str(tmp_path / "users")])
+    assert (done.exit_code, done.stdout) == (130, "")

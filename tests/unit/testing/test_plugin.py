@@ -30,6 +30,7 @@ def run(directory: Path, test: str, *, ini: str = "", conftest: str = "", plugin
         command, cwd=directory, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "kalda" not in done.stderr, "a warning of Kalda's own plugin"
     return done.stdout
 
 

@@ -74,8 +74,9 @@ class Snapshot:
     """What a run has made."""
 
     version: int
-    """Of the table of Delta."""
+    """Of the table of Delta; -1 where a signal has ended the run: the table is not read then."""
     keys: int
+    """0 where a signal has ended the run."""
     records: int
     """Records that were read."""
     without_key: int
@@ -127,13 +128,13 @@ class SnapshotTable(GeneratedDirectory):
         flow, done = self.run(spark, specification, RunOptions(full_refresh=(TABLE,) if is_anew else ()))
         if not done.is_good:
             raise PipelineError(f"{self.path}: {flow.error}")
+        without_key = sum(flow.failing.values())
+        if done.signal is not None:
+            return Snapshot(-1, 0, flow.rows, without_key, reason, done.signal)
         if state is not None and not is_anew and state["starts"] != starts:
             self._leave_out(spark, ends)
-        if done.signal is None:
-            self.keep({**(self.state() or {}), **known})
-        return Snapshot(
-            self._version(), self.rows(spark).count(), flow.rows, sum(flow.failing.values()), reason, done.signal
-        )
+        self.keep({**(self.state() or {}), **known})
+        return Snapshot(self._version(), self.rows(spark).count(), flow.rows, without_key, reason, None)
 
     def _version(self) -> int:
         return max(int(each.stem) for each in (self.table / "_delta_log").glob("[0-9]*.json"))
