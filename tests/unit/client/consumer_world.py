@@ -153,6 +153,10 @@ class Cluster:
         for index in range(partitions):
             self.logs[TopicPartition(name, index)] = Log(self.brokers[index % len(self.brokers)])
 
+    def remove_topic(self, name: str) -> None:
+        self.ids.remove(name)
+        self.logs = {partition: log for partition, log in self.logs.items() if partition.topic != name}
+
     def append(self, topic: str, partition: int, *values: bytes, **options: Any) -> None:
         self.logs[TopicPartition(topic, partition)].append(*values, **options)
 

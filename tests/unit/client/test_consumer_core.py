@@ -406,6 +406,26 @@ def test_a_commit_is_repeated_and_read_back() -> None:
     assert member.wait(operation) == {T0: OffsetAndEpoch(10, 0), T1: OffsetAndEpoch(0, 0)}
 
 
+@pytest.mark.parametrize("listed", [["t"], []])
+def test_a_member_gives_up_at_once_a_partition_that_was_deleted(listed: list[str]) -> None:
+    """A topic is made again with fewer partitions, as producers do by auto.create.topics.enable, or is not. The commit
+    before the rebalance, of the partition that is not there, delays neither the rebalance nor the consumer's end."""
+    cluster = cluster_of()
+    cluster.append("t", 1, *numbered(10))
+    member = Member(cluster, **{"group.id": "g", "metadata.max.age.ms": 1_000}).subscribe("t")
+    drain(member, 10)
+    cluster.remove_topic("t")
+    for topic in listed:
+        cluster.add_topic(topic, 1, generation=2)
+    left = {TopicPartition(topic, 0) for topic in listed}
+    began_ms = cluster.now_ms
+    while member.owned != left:
+        member.poll(100)
+        assert cluster.now_ms < began_ms + 10_000
+    member.close()
+    assert cluster.now_ms < began_ms + 11_000
+
+
 def test_auto_commit_commits_what_the_next_poll_says_is_processed() -> None:
     cluster = cluster_of(1)
     cluster.append("t", 0, *numbered(10))

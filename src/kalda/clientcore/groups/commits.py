@@ -3,6 +3,10 @@
 A commit is sent when the coordinator is known and the member's generation is in force. A synchronous one is repeated
 until its deadline after errors that pass; an asynchronous one is not, since a later commit may have been made. Requests
 are sent in the order of the calls, so an earlier commit never overwrites a later one.
+
+A partition that the coordinator does not know may be newer than its metadata, or deleted. It is taken to be deleted
+where metadata that came after the first refusal does not have it either: to repeat the commit would hold up the
+rebalance that takes the partition away.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 
 class _Commit:
-    __slots__ = ("failures", "left", "offsets", "operation", "repeats", "retry_at_ms")
+    __slots__ = ("failures", "left", "offsets", "operation", "repeats", "retry_at_ms", "unknown_since_ms")
 
     def __init__(self, offsets: Mapping[TopicPartition, OffsetAndEpoch], operation: Operation, repeats: bool) -> None:
         self.offsets = dict(offsets)
@@ -44,6 +48,8 @@ class _Commit:
         self.repeats = repeats
         self.retry_at_ms = 0
         self.failures = 0
+        self.unknown_since_ms: int | None = None
+        """When the coordinator first did not know a partition."""
 
 
 class _Read:
@@ -154,11 +160,14 @@ class Committing:
         if answer is not None and self._metrics is not None:
             self._metrics.commits.append(self._requests.now_ms - sent_at_ms)
         failed: ApiError | None = error
+        unknown: list[TopicPartition] = []
         if answer is not None:
             for partition, code in committed_errors(answer):
                 if code in FENCED or code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.FENCED_INSTANCE_ID):
                     self._on_fenced(commit, code)
                     return
+                if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    unknown.append(partition)
                 if failed is None or failed.code.retriable:
                     failed = refused(code, f"group {self._group_id!r}, partition {partition}")
         if failed is None:
@@ -171,7 +180,20 @@ class Committing:
             self.run()
             return
         self._requests.on_coordinator_error(failed)
+        if unknown and self._is_any_deleted(unknown, commit):
+            commit.operation.fail(failed)
+            return
         self._retry(commit, failed)
+
+    def _is_any_deleted(self, unknown: list[TopicPartition], commit: _Commit) -> bool:
+        """Whether metadata from after the first refusal lacks one of the partitions, too; requests it before."""
+        metadata = self._requests.metadata
+        if commit.unknown_since_ms is None:
+            commit.unknown_since_ms = self._requests.now_ms
+            metadata.request_update()
+        return metadata.updated_at_ms > commit.unknown_since_ms and any(
+            partition >= len(metadata.partitions_of(topic)) for topic, partition in unknown
+        )
 
     def _on_fenced(self, commit: _Commit, code: ErrorCode) -> None:
         membership = self._membership()
