@@ -357,6 +357,8 @@ class World:
         )
 
     def _append(self, node: int, index: int, batch: bytes, has_faults: bool) -> tuple[ErrorCode, int]:
+        if index >= len(self.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
         partition = self.partitions[index]
         if partition.leader != node:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER, -1

@@ -415,6 +415,27 @@ def test_a_late_record_says_that_its_partition_has_no_leader() -> None:
     assert str(world.delivered[0][1]).endswith("The partition has no leader")
 
 
+@pytest.mark.parametrize("linger_ms", [0, 400])
+def test_records_do_not_wait_for_a_partition_that_a_topic_does_not_have_any_more(linger_ms: int) -> None:
+    """The topic is deleted, and made again with fewer partitions, while the last one is the sticky one: its batch was
+    refused, or is open yet."""
+    world = ready_world(**{"delivery.timeout.ms": 2_000, "request.timeout.ms": 1_500, "linger.ms": linger_ms})
+    appender, partitioner = world.core.accumulator.topic("t").appender, world.core.accumulator.topic("t").partitioner
+    partitioner.next_partition = lambda _candidates: len(world.partitions) - 1  # type: ignore[method-assign]
+    world.send(b"lost")
+    del world.partitions[1:]
+    world.core.metadata.request_update()
+    world.run(300)
+    assert appender.sticky is None, "no record is put into the open batch without a look at the metadata"
+    world.run(700)
+    for _ in range(20):
+        world.send(b"later")
+    world.run(1_100)
+    assert [error for value, error in world.delivered if value == b"later"] == [None] * 20
+    (error,) = [str(error) for value, error in world.delivered if value == b"lost"]
+    assert error.endswith("The topic has 1 partitions now")
+
+
 def test_memory_of_an_expired_batch_is_free_when_its_request_has_ended() -> None:
     world = ready_world(**{"delivery.timeout.ms": 2_000, "request.timeout.ms": 1_900, "linger.ms": 0})
     answer = world._answer

@@ -174,7 +174,8 @@ class Accumulator:
         return state
 
     def on_metadata(self) -> None:
-        """The metadata has changed: topics may have more partitions."""
+        """The metadata has changed: topics may have more partitions, or fewer where they were made again. Open batches
+        of those that are not there are closed, so that the next records go to others."""
         for name in self._metadata.take_answered():
             count = len(self._metadata.partitions_of(name))
             with self.lock:  # a state that is being made now has the former count
@@ -182,6 +183,8 @@ class Accumulator:
                 if state is not None and count and count != len(state.appender.open):
                     kept = state.appender.open[:count]
                     state.appender.open = kept + [None] * (count - len(kept))
+                    if state.sticky is not None and state.sticky.partition >= count:
+                        state.appender.sticky = None
 
     def candidates(self, topic: str) -> Candidates:
         """What the partitioner may choose from; computed once for each state of the metadata."""

@@ -490,9 +490,11 @@ class Sender:
     def _why_not_sent(self, batch: ProducerBatch) -> str:
         """What the batch waits for, as the end of a sentence. Most often it is an address, of those that the brokers
         give in `advertised.listeners`, that cannot be reached from here."""
-        leader = self._metadata.leader_of(*batch.topic_partition)
+        topic, partition = batch.topic_partition
+        leader = self._metadata.leader_of(topic, partition)
         if leader is None:
-            return ". The partition has no leader"
+            count = len(self._metadata.partitions_of(topic))
+            return ". The partition has no leader" if partition < count else f". The topic has {count} partitions now"
         failure = self._connections.failure_of(leader.node_id)
         if failure:
             return f". Its leader is broker {leader.node_id}, at the address that the cluster gives: {failure}"

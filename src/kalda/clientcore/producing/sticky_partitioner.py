@@ -73,8 +73,9 @@ class StickyPartitioner:
         """How often a partition was chosen."""
 
     def peek(self, candidates: Candidates) -> Sticky:
-        """The sticky partition."""
-        if self._sticky is None:
+        """The sticky partition. One that the topic does not have any more, as it was made again with fewer, would hold
+        the next records until their time is over."""
+        if self._sticky is None or self._sticky.partition >= candidates.partitions:
             self._sticky = Sticky(self.next_partition(candidates))
         return self._sticky
 
