@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -339,13 +338,8 @@ def test_an_interrupted_snapshot_is_not_read(monkeypatch: pytest.MonkeyPatch, tm
     questions.return_value.__enter__.return_value.ends.return_value = {}
     questions.return_value.__enter__.return_value.topic_id.return_value = "id"
     flow = FlowReport("current", "default.current", "StreamingTable")
-
-    def run(_: object, __: object, ___: object, show: Callable[[SimpleNamespace], None]) -> RunResult:
-        show(SimpleNamespace(flows={"current": flow}))
-        return RunResult(True, signal.SIGINT)
-
     monkeypatch.setattr(snapshot, "TopicQuestions", questions)
-    monkeypatch.setattr(snapshot, "run_project", run)
+    monkeypatch.setattr(SnapshotTable, "run", lambda *_: (flow, RunResult(True, signal.SIGINT)))
     with table.alone():
         taken = table.take(MagicMock(), "users", {})
     assert (taken.version, taken.keys, taken.signal) == (-1, 0, signal.SIGINT)
