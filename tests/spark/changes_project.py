@@ -72,7 +72,6 @@ create_auto_cdc_flow("{name}", "changes", keys=["k"], sequence_by="at", apply_as
 }
 NAMES = {"append": "appended", "ruled": "ruled", "sink": "published", "scd1": "newest", "scd2": "history"}
 SPECIFICATION = {
-    "name": "killed",
     "storage": "storage",
     "libraries": [{"glob": {"include": "flows.py"}}],
     "configuration": {
@@ -188,13 +187,15 @@ def snapshot(path: Path) -> Snapshot | None:
     if not (path / "_delta_log" / f"{0:020}.json").exists():
         return None
     table = DeltaTable(path)
-    for version in range(
-        table.version(), -1, -1
-    ):  # a merge of small files has no offsets, a change of schema a sentence
+    # A merge of small files has no offsets, a change of columns a sentence; what empties the table begins anew.
+    for version in range(table.version(), -1, -1):
         for line in (path / "_delta_log" / f"{version:020}.json").read_text().splitlines():
-            text = json.loads(line).get("commitInfo", {}).get("userMetadata")
+            commit = json.loads(line).get("commitInfo", {})
+            text = commit.get("userMetadata")
             if text and text.startswith("{") and (sources := json.loads(text).get("offsets")):
                 return Snapshot({key: end for each in sources for key, end in offsets_of(each).items()}, table)
+            if commit.get("operationParameters", {}).get("mode") == "Overwrite":
+                return Snapshot({}, table)
     return Snapshot({}, table)
 
 
@@ -202,9 +203,10 @@ class Project:
     """A project with the flows of some of these kinds: append, ruled, scd1, scd2, sink."""
 
     def __init__(self, directory: Path, servers: str, kinds: Sequence[str]) -> None:
-        self.directory = directory
+        self.directory, self.kinds = directory, kinds
         directory.mkdir()
-        (directory / "spark-pipeline.yml").write_text(json.dumps(SPECIFICATION))
+        specification = {"name": directory.name, **SPECIFICATION}
+        (directory / "spark-pipeline.yml").write_text(json.dumps(specification))
         text = DEFINITIONS.format(servers=servers, rows=ROWS_A_BATCH)
         (directory / "flows.py").write_text(text + "".join(FLOWS[kind] for kind in kinds))
         checkpoints = directory / "storage" / "kalda" / "checkpoints"

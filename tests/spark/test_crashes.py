@@ -10,6 +10,7 @@ twice, and none that the source has not; at the end it has all.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -20,8 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -44,6 +48,7 @@ from kills import Job, Nodes
 
 from kalda import Admin, OffsetAndEpoch, TopicPartition
 from kalda.client.admin.topics import NewTopic
+from kalda.network.free_ports import free_ports
 from waiting import wait_until
 
 pytestmark = [
@@ -57,7 +62,53 @@ ROUNDS = int(os.environ.get("KALDA_SPARK_ROUNDS", "0"))
 SEED = int(os.environ.get("KALDA_SPARK_SEED", "7"))
 SECONDS = float(os.environ.get("KALDA_SPARK_SECONDS", "inf"))
 ROWS_A_ROUND = 450
+ANSWERS_S = 10.0
 TARGETS = ["driver", "java", "machine", "worker", "worker", "node", "node"]
+
+
+class Service:
+    """What `kalda pipeline serve` answers."""
+
+    def __init__(self, directory: Path) -> None:
+        (self._port,) = free_ports(1)
+        (directory / "token").write_text("of the test")
+        self.command = ["serve", "--listen", f"127.0.0.1:{self._port}", "--token-file", str(directory / "token")]
+
+    def _ask(self, path: str, method: str = "GET") -> Any:
+        """None where nothing listens, or the service ends before it has answered."""
+        address = f"http://127.0.0.1:{self._port}{path}"
+        request = Request(address, method=method, headers={"Authorization": "Bearer of the test"})
+        try:
+            with urlopen(request, timeout=ANSWERS_S) as answer:
+                return json.load(answer)
+        except HTTPError as error:
+            raise AssertionError(f"{path}: {error.status} {error.read().decode()}") from None
+        except TimeoutError:
+            raise
+        except (OSError, HTTPException):
+            return None
+
+    def refresh(self, projects: list[Project], randomly: random.Random) -> str:
+        """Ask for a refresh of one project, of four times once, of a table anew, and wait until it may have begun.
+        Returns what was asked for."""
+        project = randomly.choice(projects)
+        full = randomly.choice(["", "", *(NAMES[kind] for kind in project.kinds if kind != "sink")])
+        query = f"?full={full}" if full else ""
+        if randomly.randrange(2) or self._ask(f"/projects/{project.directory.name}/refresh{query}", "POST") is None:
+            return ""
+        time.sleep(randomly.uniform(0, 6))
+        return f" during a refresh {full}"
+
+    def states(self) -> dict[str, str]:
+        return {each["name"]: each["state"] for each in self._ask("/projects") or ()}
+
+    def watch(self, projects: list[Project]) -> None:
+        """For some seconds each answer names all projects, and none has failed."""
+        until_s = time.monotonic() + ANSWERS_S / 2
+        while time.monotonic() < until_s:
+            if states := self.states():
+                assert states.keys() == {each.directory.name for each in projects}
+            time.sleep(0.2)
 
 
 class World:
@@ -68,32 +119,41 @@ class World:
         self.randomly = random.Random(SEED)
         of_connector = kinds[0] in ("once", "plain", "foreach")
         self.clusters = [Nodes(directory / "nodes", 3 if of_connector else 1)]
-        if kinds == ["mirror"]:
+        if "mirror" in kinds:
             self.clusters.append(Nodes(directory / "others", 1))
         self.servers = self.clusters[0].servers
         self.filled = 0
-        self.job: Job | None = None
+        self.jobs: list[Job] = []
+        self.projects: list[Project] = []
+        self.service = Service(directory)
 
-    def start(self) -> Job:
+    def start(self) -> None:
         for nodes in self.clusters:
             nodes.start()
         with Admin({"bootstrap.servers": self.servers}) as admin:
             admin.create_topics([NewTopic("in", 3), NewTopic("out", 3)]).check()
-        if self.kinds == ["mirror"]:
-            self.job = self._mirror()
-        elif self.kinds[0] in FLOWS:
-            self.project = Project(self.directory / "project", self.servers, self.kinds)
-            command = ["serve", "--listen", "127.0.0.1:0"] if self.is_served else ["run", "--follow"]
-            self.job = self._job([*command, str(self.project.directory)], self.project.checkpoints, {})
-        else:
+        if of_projects := [kind for kind in self.kinds if kind in FLOWS]:
+            self.jobs.append(self._of_projects(of_projects))
+        if "mirror" in self.kinds:
+            self.jobs.append(self._mirror())
+        if not self.jobs:
             checkpoint = self.directory / "job"
             command = [str(JOB), self.servers, str(checkpoint), self.kinds[0]]
-            self.job = Job(command, self.directory / "job.log", [checkpoint], {})
-        return self.job
+            self.jobs.append(Job(command, self.directory / "job.log", [checkpoint], {}))
+
+    def _of_projects(self, kinds: list[str]) -> Job:
+        half = len(kinds) // 2 if self.is_served else 0
+        parts = [part for part in (kinds[:half], kinds[half:]) if part]
+        self.projects = [
+            Project(self.directory / f"project{number}", self.servers, part) for number, part in enumerate(parts)
+        ]
+        command = self.service.command if self.is_served else ["run", "--follow"]
+        command = [*command, *(str(each.directory) for each in self.projects)]
+        return self._job(command, [one for each in self.projects for one in each.checkpoints], {})
 
     def _job(self, command: list[str], checkpoints: list[Path], environment: dict[str, str]) -> Job:
         command = ["-m", "kalda.cli.main", "pipeline", *command, *light_settings()]
-        return Job(command, self.directory / "job.log", checkpoints, {**LIGHT, **environment})
+        return Job(command, self.directory / f"job{len(self.jobs)}.log", checkpoints, {**LIGHT, **environment})
 
     def _mirror(self) -> Job:
         profiles, state = self.directory / "profiles.toml", self.directory / "mirror"
@@ -103,24 +163,31 @@ class World:
         command += [str(state), "--rows-a-batch", str(ROWS_A_BATCH)]
         return self._job(command, [state / "checkpoint"], {"KALDA_PROFILES": str(profiles)})
 
+    def project(self, kind: str) -> Project:
+        return next(each for each in self.projects if kind in each.kinds)
+
     def fill(self) -> None:
         fill(self.servers, self.randomly, self.filled, ROWS_A_ROUND)
         self.filled += ROWS_A_ROUND
 
     def kill(self, what: str) -> None:
-        job, randomly = self.job, self.randomly
-        assert job is not None
+        randomly = self.randomly
         if what == "node":
             nodes = randomly.choice(self.clusters)
             nodes.kill(randomly.choice(nodes.ids))
             time.sleep(randomly.uniform(0, 3))
             nodes.start()
-        elif what == "worker":
-            job.kill_worker(randomly)
-        elif job.is_running:
-            {"driver": job.kill_driver, "java": job.kill_java, "machine": job.kill}[what]()
-        if not job.is_running:
-            job.start()
+        for job in self.jobs:
+            if what == "worker":
+                job.kill_worker(randomly)
+            elif what != "node" and job.is_running:
+                {"driver": job.kill_driver, "java": job.kill_java, "machine": job.kill}[what]()
+            if not job.is_running:
+                job.start()
+
+    def wait_for_batches(self, count: int) -> None:
+        for job in self.jobs:
+            job.wait_for_batches(count, ends_of(self.servers, "in"))
 
     def judge(self, *, is_end: bool) -> None:
         """What the outputs have now, or at the end."""
@@ -132,7 +199,7 @@ class World:
             )(log, kind, is_end)
 
     def _judge_table(self, log: Logged, kind: str, is_end: bool) -> None:
-        self.project.judge(log, kind, is_end=is_end)
+        self.project(kind).judge(log, kind, is_end=is_end)
 
     def _judge_topic(self, log: Logged, kind: str, is_end: bool) -> None:
         found = Counter(each.value for records in logged(self.servers, "out").values() for each in records)
@@ -175,24 +242,27 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
     yield make
     for each in made:
-        if each.job is not None:
-            each.job.kill()
+        for job in each.jobs:
+            job.kill()
         for nodes in each.clusters:
             nodes.kill(*nodes.ids)
 
 
 ALL = "append+scd1+scd2+sink"
+KINDS = ["append", "scd1", "scd2", "sink", "mirror", ALL, f"{ALL}+mirror", f"serve {ALL}", "once", "plain", "foreach"]
 
 
-@pytest.mark.parametrize(
-    "kinds", ["append", "scd1", "scd2", "sink", "mirror", ALL, f"serve {ALL}", "once", "plain", "foreach"]
-)
+@pytest.mark.parametrize("kinds", KINDS)
 def test_every_row_whatever_is_killed(world: Callable[..., World], kinds: str) -> None:
     """What is killed comes in a random order: workers and nodes twice as often, since no session starts after these.
-    Every fourth kill comes while the job starts, or soon after the last one. `append+scd1+scd2+sink` is one project
-    with four flows, so that each kill is one of each; `serve` has it in the service."""
+    Every fourth kill comes while the job starts, or soon after the last one.
+
+    `append+scd1+scd2+sink` is one project with four flows, so that each kill is one of each; `+mirror` has a mirror
+    beside it, which is killed at the same moments. `serve` has the flows in two projects of the service, which often
+    refreshes one of them when it is killed, and whose answers are read meanwhile."""
     here = world(*kinds.removeprefix("serve ").split("+"), is_served=kinds.startswith("serve "))
-    job, randomly, began_s = here.start(), here.randomly, time.monotonic()
+    here.start()
+    randomly, began_s = here.randomly, time.monotonic()
     targets: list[str] = []
     for number in range(ROUNDS):
         if time.monotonic() - began_s > SECONDS:
@@ -200,15 +270,23 @@ def test_every_row_whatever_is_killed(world: Callable[..., World], kinds: str) -
         targets = targets or randomly.sample(TARGETS, len(TARGETS))
         here.fill()
         if number % 4 != 3:
-            job.wait_for_batches(1, ends_of(here.servers, "in"))
+            here.wait_for_batches(1)
         time.sleep(randomly.uniform(0, 4))
         what = targets.pop()
-        here.kill(what)
+        if here.is_served and here.jobs[0].is_running:
+            what += here.service.refresh(here.projects, randomly)
+        here.kill(what.split()[0])
+        if here.is_served:
+            here.service.watch(here.projects)
         here.judge(is_end=False)
         print(f"{time.monotonic() - began_s:4.0f} s  round {number + 1}: {what} killed, {here.filled} rows", flush=True)
-    job.wait_for_batches(1_000_000, ends_of(here.servers, "in"))
+    here.wait_for_batches(1_000_000)
     here.judge(is_end=True)
-    if kinds == "mirror":
+    if here.is_served:
+        states = here.service.states()
+        assert set(states.values()) <= {"following", "refreshing"}, states
+        assert here.jobs[0].end() == 0, here.jobs[0].last_lines()
+    if "mirror" in kinds:
         judge_offsets(here)
 
 
@@ -216,13 +294,14 @@ def test_a_redrive_whatever_is_killed(world: Callable[..., World]) -> None:
     """Each row of the quarantine gets another value once, however often the command is killed while it gives rows
     again."""
     here = world("ruled")
-    job, began_s = here.start(), time.monotonic()
+    here.start()
+    began_s = time.monotonic()
     here.fill()
-    job.wait_for_batches(1_000_000, ends_of(here.servers, "in"))
-    job.kill()
+    here.wait_for_batches(1_000_000)
+    here.jobs[0].kill()
     assert rows_of(here, "ruled__quarantine")
     command = [sys.executable, "-m", "kalda.cli.main", "pipeline", "redrive", "ruled", "--set", "v=v+1"]
-    command += ["--project", str(here.project.directory), *light_settings()]
+    command += ["--project", str(here.project("ruled").directory), *light_settings()]
     log = here.directory / "redrive.log"
     for number in range(ROUNDS + 1):
         is_last = number == ROUNDS or time.monotonic() - began_s > SECONDS
@@ -232,7 +311,7 @@ def test_a_redrive_whatever_is_killed(world: Callable[..., World]) -> None:
         if is_last:
             assert process.wait(300) == 0, log.read_text()[-3_000:]
             break
-        kill_at_work(process, here.project.state / "redrive", here.randomly)
+        kill_at_work(process, here.project("ruled").state / "redrive", here.randomly)
         stays = len(rows_of(here, "ruled__quarantine"))
         print(f"{time.monotonic() - began_s:4.0f} s  round {number + 1}: killed, {stays} rows stay", flush=True)
     assert rows_of(here, "ruled__quarantine") == []
@@ -261,7 +340,7 @@ def kill_at_work(process: subprocess.Popen[bytes], work: Path, randomly: random.
 
 
 def rows_of(world: World, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    found = snapshot(world.project.table(table))
+    found = snapshot(world.project("ruled").table(table))
     assert found is not None
     return found.rows(*columns or ("flow", "batch", "row"))
 
@@ -273,8 +352,8 @@ def judge_offsets(world: World) -> None:
     with Admin({"bootstrap.servers": world.servers}) as admin:
         offset = log[partition][middle].offset
         admin.alter_group_offsets("readers", {partition: OffsetAndEpoch(offset, -1, "")}).check()
-    assert world.job is not None
-    assert world.job.end() in (0, 128 + signal.SIGTERM), world.job.last_lines()
+    job = world.jobs[-1]
+    assert job.end() in (0, 128 + signal.SIGTERM), job.last_lines()
     with Admin({"bootstrap.servers": world.clusters[1].servers}) as admin:
         there = admin.list_group_offsets("readers").value(partition).offset
     copies = [each for each in logged(world.clusters[1].servers, "in")[partition] if each.offset >= there]
