@@ -63,6 +63,7 @@ class Completion:
         "coordinator_epoch",
         "failures",
         "is_cancelled",
+        "on_completed",
         "on_written",
         "producer_epoch",
         "producer_id",
@@ -101,6 +102,8 @@ class Completion:
         self.failures = 0
         """Attempts that failed, in any partition."""
         self.is_cancelled = False
+        self.on_completed: list[Callable[[], None]] = []
+        """Requests that wait until the id is complete: called once, when it is or when this node resigns."""
 
 
 Held = dict[Completion, dict[str, set[int]]]

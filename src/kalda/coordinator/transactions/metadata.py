@@ -161,10 +161,6 @@ class TransactionMetadata(NamedTuple):
             last_update_ms=now_ms,
         )
 
-    def dead(self) -> TransactionMetadata:
-        """The id expires."""
-        return self._to(TransactionState.DEAD)
-
     def _to(self, state: TransactionState, **changes: Any) -> TransactionMetadata:
         assert self.state in VALID_PREVIOUS[state], f"{state.label} does not follow {self.state.label}"
         return self._replace(state=state, previous_producer_id=self.producer_id, **changes)

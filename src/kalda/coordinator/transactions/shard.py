@@ -100,8 +100,6 @@ class TransactionShard:
         """Ids with a write that waits for its commit, and the state it writes."""
         self.completing: dict[str, Completion] = {}
         """Ids in a prepared state that is committed, from then until the complete state is appended."""
-        self.on_completed: dict[str, list[Callable[[], None]]] = {}
-        """Requests that wait until an id is complete: called once, when it is or when this node resigns."""
         self._config = config
         self._timers = timers
         self._clock = clock
@@ -111,7 +109,7 @@ class TransactionShard:
         self._rearm = rearm
         self._aborting = TimerTask(self._abort_timed_out)
         self._expiring = TimerTask(self._expire)
-        self._retrying = TimerTask(self._retry_completions)
+        self._retrying = TimerTask(lambda _: self._write_completions())
         self._unwritten: dict[str, None] = {}
         """Ids whose markers are written, but whose complete state could not be appended, in order."""
         self._retries = 0
@@ -140,7 +138,7 @@ class TransactionShard:
         state = metadata.state
         if state is TransactionState.ONGOING:
             self.ongoing.add(transactional_id)
-            self._has_timed_out(transactional_id, metadata)  # it begins, as far as this node can know
+            self._keep_deadline(transactional_id, metadata)
         else:
             self.ongoing.discard(transactional_id)
             self._deadlines.pop(transactional_id, None)
@@ -179,9 +177,9 @@ class TransactionShard:
         for timer in (self._aborting, self._expiring, self._retrying):
             self._timers.disarm(timer)
         self._markers.drop_shard(self.partition.index)
-        waiting, self.on_completed = self.on_completed, {}
-        for callbacks in waiting.values():
-            for callback in callbacks:
+        completing, self.completing = self.completing, {}
+        for completion in completing.values():
+            for callback in completion.on_completed:
                 callback()
 
     def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
@@ -264,9 +262,6 @@ class TransactionShard:
             return  # the timer is armed: the log refuses appends
         self._write_completions()
 
-    def _retry_completions(self, now_ms: int) -> None:
-        self._write_completions()
-
     def _write_completions(self) -> None:
         while self._unwritten:
             transactional_id = next(iter(self._unwritten))
@@ -280,8 +275,8 @@ class TransactionShard:
                 return
             self._retries = 0
             self._unwritten.pop(transactional_id, None)
-            self.completing.pop(transactional_id, None)
-            for callback in self.on_completed.pop(transactional_id, ()):
+            completion = self.completing.pop(transactional_id, None)
+            for callback in () if completion is None else completion.on_completed:
                 callback()
 
     def _retry_later(self, transactional_id: str, error: ApiError) -> None:
@@ -311,7 +306,7 @@ class TransactionShard:
             metadata = self.transactions.get(transactional_id)
             if metadata is None or transactional_id in self.pending:
                 continue
-            if not self._has_timed_out(transactional_id, metadata):
+            if not self._has_timed_out(transactional_id):
                 continue
             log.info(
                 "%s: its transaction is open since %d, for more than its timeout of %d ms, and is aborted",
@@ -351,20 +346,22 @@ class TransactionShard:
 
     def _abort_with(self, transactional_id: str, next_producer_id: int) -> None:
         metadata = self.transactions.get(transactional_id)
-        if metadata is not None and self._has_timed_out(transactional_id, metadata):
+        if metadata is not None and self._has_timed_out(transactional_id):
             self._abort(transactional_id, next_producer_id)
 
-    def _has_timed_out(self, transactional_id: str, metadata: TransactionMetadata) -> bool:
-        """Whether the transaction is open for longer than its timeout. What has passed of it when this node began to
-        coordinate the id is measured by the wall clock, as in Kafka."""
-        if metadata.state is not TransactionState.ONGOING or metadata.timeout_ms == NO_TIMEOUT_MS:
-            return False
-        began_ms, deadline_ms = self._deadlines.get(transactional_id, (NO_TIME, 0))
-        if began_ms != metadata.start_ms:
+    def _keep_deadline(self, transactional_id: str, metadata: TransactionMetadata) -> None:
+        """Replayed of an open transaction: where it has just begun, its timeout does. What has passed of it when this
+        node began to coordinate the id is measured by the wall clock, as in Kafka."""
+        began_ms, _ = self._deadlines.get(transactional_id, (NO_TIME, 0))
+        if metadata.timeout_ms != NO_TIMEOUT_MS and began_ms != metadata.start_ms:
             left_ms = metadata.start_ms + metadata.timeout_ms - self._clock.wall_ms()
             deadline_ms = self._clock.now_ms() + min(left_ms, metadata.timeout_ms)
             self._deadlines[transactional_id] = metadata.start_ms, deadline_ms
-        return deadline_ms < self._clock.now_ms()
+
+    def _has_timed_out(self, transactional_id: str) -> bool:
+        """Whether a transaction of the id is open for longer than its timeout."""
+        deadline = self._deadlines.get(transactional_id)
+        return deadline is not None and deadline[1] < self._clock.now_ms()
 
     def _expire(self, _now_ms: int) -> Steps[None]:
         """Delete ids that have not been used for long."""
@@ -386,15 +383,12 @@ class TransactionShard:
 
     def _has_expired(self, transactional_id: str, limit_ms: int) -> bool:
         metadata = self.transactions.get(transactional_id)
-        if (
-            metadata is None
-            or transactional_id in self.pending
-            or not metadata.state.may_expire
-            or metadata.last_update_ms > limit_ms
-        ):
-            return False
-        metadata.dead()
-        return True
+        return (
+            metadata is not None
+            and transactional_id not in self.pending
+            and metadata.state.may_expire
+            and metadata.last_update_ms <= limit_ms
+        )
 
     def _delete(self, transactional_ids: list[str]) -> None:
         if not transactional_ids:

@@ -29,6 +29,7 @@ from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.coordinator.timers import TimerTask
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.end_transaction import refuse_end
+from kalda.coordinator.transactions.markers import Completion
 from kalda.coordinator.transactions.metadata import (
     NO_EPOCH,
     NO_PRODUCER_ID,
@@ -313,12 +314,12 @@ class TransactionCoordinator:
         if metadata.producer_epoch != epoch and not is_next:
             return ErrorCode.PRODUCER_FENCED
         if metadata.state.is_prepared:
-            until_ms = self._completes_until_ms(shard, transactional_id) if may_wait else None
-            if until_ms is None:
+            completion = shard.completing.get(transactional_id)
+            until_ms = None if completion is None or not may_wait else self._completes_until_ms(completion)
+            if completion is None or until_ms is None:
                 return ErrorCode.CONCURRENT_TRANSACTIONS
             return self._when_completed(
-                shard,
-                transactional_id,
+                completion,
                 until_ms,
                 lambda: self.add_partitions(
                     transactional_id, producer_id, epoch, partitions, client_version, may_wait=False
@@ -349,19 +350,16 @@ class TransactionCoordinator:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         return metadata
 
-    def _completes_until_ms(self, shard: TransactionShard, transactional_id: str) -> int | None:
+    def _completes_until_ms(self, completion: Completion) -> int | None:
         """Until when the transaction may be expected to be complete; None where a marker has failed or is late. A
         request that waits delays all later answers on its connection, which other transactions may share."""
-        completion = shard.completing.get(transactional_id)
-        if completion is None or completion.failures:
-            return None
-        if len(shard.on_completed.get(transactional_id, ())) >= _MAX_WAITING:
+        if completion.failures or len(completion.on_completed) >= _MAX_WAITING:
             return None
         until_ms = completion.began_ms + _MAX_COMPLETION_MS
         return until_ms if until_ms > self.runtime.now_ms() else None
 
     def _when_completed(
-        self, shard: TransactionShard, transactional_id: str, until_ms: int, handle: Callable[[], R | Pending[R]]
+        self, completion: Completion, until_ms: int, handle: Callable[[], R | Pending[R]]
     ) -> Pending[R]:
         """`handle()` when the transaction is complete, or at `until_ms`."""
         answer: Pending[R] = Pending()
@@ -380,7 +378,7 @@ class TransactionCoordinator:
             self.rearm()
 
         is_resumed = [False]
-        shard.on_completed.setdefault(transactional_id, []).append(resume)
+        completion.on_completed.append(resume)
         self.runtime.timers.arm(timer, until_ms)
         return answer
 
