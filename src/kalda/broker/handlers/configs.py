@@ -149,61 +149,39 @@ class ConfigHandlers:
         self, forwarding: Forwarding
     ) -> Callable[[RequestContext, AlterConfigsRequest], AlterConfigsResponse | Pending[Any]]:
         """The handler that checks what only this broker can check of its own configs, then forwards the request."""
-
-        def handler(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse | Pending[Any]:
-            def answer(place: int, error: ApiError | None) -> AlterConfigsResponseAlterConfigsResourceResponse:
-                resource = request.resources[place]
-                return AlterConfigsResponseAlterConfigsResourceResponse(
-                    error_code=ErrorCode.NONE if error is None else error.code,
-                    error_message=None if error is None else error.message,
-                    resource_type=resource.resource_type,
-                    resource_name=resource.resource_name,
-                )
-
-            return self._altered(context, request, forwarding, AlterConfigsResponse, answer)
-
-        return handler
+        row = AlterConfigsResponseAlterConfigsResourceResponse
+        return partial(self._altered, forwarding, AlterConfigsResponse, row)
 
     def incremental_alter_configs(
         self, forwarding: Forwarding
-    ) -> Callable[
-        [RequestContext, IncrementalAlterConfigsRequest],
-        IncrementalAlterConfigsResponse | Pending[Any],
-    ]:
+    ) -> Callable[[RequestContext, IncrementalAlterConfigsRequest], IncrementalAlterConfigsResponse | Pending[Any]]:
         """As `alter_configs`, key by key (KIP-339). Levels of loggers are altered here (KIP-412)."""
-
-        def handler(
-            context: RequestContext, request: IncrementalAlterConfigsRequest
-        ) -> IncrementalAlterConfigsResponse | Pending[Any]:
-            def answer(
-                place: int, error: ApiError | None
-            ) -> IncrementalAlterConfigsResponseAlterConfigsResourceResponse:
-                resource = request.resources[place]
-                return IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
-                    error_code=ErrorCode.NONE if error is None else error.code,
-                    error_message=None if error is None else error.message,
-                    resource_type=resource.resource_type,
-                    resource_name=resource.resource_name,
-                )
-
-            return self._altered(context, request, forwarding, IncrementalAlterConfigsResponse, answer)
-
-        return handler
+        row = IncrementalAlterConfigsResponseAlterConfigsResourceResponse
+        return partial(self._altered, forwarding, IncrementalAlterConfigsResponse, row)
 
     def _altered(
         self,
-        context: RequestContext,
-        request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
         forwarding: Forwarding,
         response: type[A],
-        answer: Callable[[int, ApiError | None], Any],
+        row: Callable[..., Any],
+        context: RequestContext,
+        request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
     ) -> A | Pending[Any]:
         """Each resource is answered by itself: those that this broker refuses and the levels of its loggers here, all
         others by the controller. A broker's dynamic configs must fit its static ones and its key stores, which the
-        controller does not have. `answer` makes the row of the resource at a place of the request.
+        controller does not have. `row` makes a resource's row of the `response`.
 
         A resource that is named more than once is refused unchecked: a check of a broker's configs takes milliseconds.
         """
+
+        def answer(place: int, error: ApiError | None) -> Any:
+            return row(
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else error.message,
+                resource_type=resources[place].resource_type,
+                resource_name=resources[place].resource_name,
+            )
+
         answered: Answered = {}
         checks: list[tuple[int, Check]] = []
         resources: Sequence[AlteredResource] = request.resources
