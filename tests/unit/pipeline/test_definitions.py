@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.engine.engine import interval_s, running_alone, table_columns
-from kalda.pipeline.engine.runs import Restarts
+from kalda.pipeline.engine.restarts import Restarts
 from kalda.pipeline.projects.check import problems_without_spark, read_project
 from kalda.pipeline.projects.graph import downstream, ordered
 from kalda.pipeline.projects.specification import read_specification
@@ -274,17 +274,27 @@ def test_a_second_run_is_refused_by_name(project: Path) -> None:
         pass
 
 
+LOST = ConnectionError("no broker is reached")
+
+
+def test_what_would_fail_again_is_not_started_again() -> None:
+    restarts = Restarts(Backoff(1_000, 5_000, lambda: 0.5))
+    assert restarts.pause_s(PipelineError("no such table"), 0) is None
+    assert restarts.pause_s(RuntimeError("[STREAM_FAILED] org.apache.spark.sql.AnalysisException: x"), 0) is None
+    assert restarts.pause_s(LOST, 0) == 1.0
+
+
 def test_pauses_double_until_a_batch_ends() -> None:
     restarts = Restarts(Backoff(1_000, 5_000, lambda: 0.5), 5)
-    assert [restarts.pause_s(0) for _ in range(3)] == [1.0, 2.0, 4.0]
-    assert restarts.pause_s(1) == 1.0
-    assert [restarts.pause_s(1) for _ in range(4)] == [2.0, 4.0, 5.0, None]
+    assert [restarts.pause_s(LOST, 0) for _ in range(3)] == [1.0, 2.0, 4.0]
+    assert restarts.pause_s(LOST, 1) == 1.0
+    assert [restarts.pause_s(LOST, 1) for _ in range(4)] == [2.0, 4.0, 5.0, None]
 
 
 def test_flows_that_fail_together_start_again_at_different_moments() -> None:
     numbers = Random(7)
     flows = [Restarts(Backoff(1_000, 60_000, numbers.random)) for _ in range(20)]
-    pauses = [flow.pause_s(0) for flow in flows]
+    pauses = [flow.pause_s(LOST, 0) for flow in flows]
     assert len(set(pauses)) > 15
     assert all(0.8 <= pause <= 1.2 for pause in pauses if pause is not None)
     assert None not in pauses

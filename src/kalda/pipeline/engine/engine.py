@@ -22,21 +22,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from random import random
 from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.output import MaterializedView, Output, Sink, Table
 from pyspark.sql.types import StructType
 
-from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.connectors.increments import DELAY, Increments
 from kalda.pipeline.connectors.sinks import ProjectSink
 from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, table_of
 from kalda.pipeline.engine.metrics import reporting
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
-from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, Restarts, RunReport, interval_s
+from kalda.pipeline.engine.restarts import Restarts
+from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, RunReport, interval_s
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
 from kalda.pipeline.formats.frames import sources_of
@@ -58,10 +57,6 @@ if TYPE_CHECKING:
 TRIGGER: Final = "kalda.trigger"
 MODE: Final = "kalda.output.mode"
 KEYS: Final = "kalda.keys"
-_ATTEMPTS: Final = "kalda.restart.attempts"
-_ATTEMPTS_ONCE: Final = 5
-_PAUSE: Final = "kalda.restart.backoff.ms"
-_LONGEST_PAUSE: Final = "kalda.restart.backoff.max.ms"
 _MODES: Final = ("append", "update", "complete")
 _VIEW_THREADS: Final = 2
 _AT_ONCE: Final = max(2, os.cpu_count() or 2)
@@ -97,7 +92,7 @@ class FlowRun(ABC):
         self.keys = [key.strip() for key in self.setting(KEYS, "").split(",") if key.strip()]
         self.keeping = (Keeping.of(self.setting, place_of(flow)), Keeping.of_quarantine(self.setting, place_of(flow)))
         """How the output is kept, if it is a table, and the rows that it does not take."""
-        self.restarts = self._restarts()
+        self.restarts = Restarts.of(self.number, follow=self._engine.options.follow)
         self.found: FlowFrame | None = None
         """The frame that the flow has been started with."""
         self._starts_s = 0.0
@@ -110,11 +105,6 @@ class FlowRun(ABC):
         if not text.isdecimal():
             raise PipelineError(f"{place_of(self.flow)}: {key} is {text!r}, not a number")
         return int(text)
-
-    def _restarts(self) -> Restarts:
-        default = 0 if self._engine.options.follow else _ATTEMPTS_ONCE
-        pauses = Backoff(self.number(_PAUSE, 1_000), self.number(_LONGEST_PAUSE, 60_000), random)
-        return Restarts(pauses, self.number(_ATTEMPTS, default) or None)
 
     @property
     def contract(self) -> str:

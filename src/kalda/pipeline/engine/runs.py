@@ -1,4 +1,4 @@
-"""What a run of a project says of itself: a file that `status` reads without Spark, and when a flow starts again."""
+"""The report of a run of a project: the state of its flows, in a file that `status` reads without Spark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.engine.query import moment_ms
 from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.projects.specification import Specification
-from kalda.pipeline.session import PipelineError, Unavailable, first_line
+from kalda.pipeline.session import PipelineError, Unavailable
 
 log = logging.getLogger(__name__)
 LOCK: Final = "run.lock"
@@ -27,11 +26,6 @@ _CHANGES: Final = 50
 """How many of the last changes of tables' columns are kept."""
 _ENDS: Final = 10_000
 _INTERVAL: Final = re.compile(r"\s*(\d+)\s*(ms|millisecond|second|minute|hour|day)s?\s*", re.IGNORECASE)
-_FINAL: Final = (
-    "AnalysisException", "ParseException", "StreamDataLoss", "OptionError", "PipelineError", "ExpectationFailed",
-    "DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE",
-)  # fmt: skip
-"""In the text of a failure: it would be the same at the next start."""
 _UNITS_S: Final = {"ms": 0.001, "millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
@@ -41,11 +35,6 @@ def interval_s(text: str, key: str) -> float:
     if found is None:
         raise PipelineError(f"{key} is {text!r}; an interval such as '5 seconds' is expected")
     return int(found[1]) * _UNITS_S[found[2].lower()]
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether what has failed would fail in the same way at the next start."""
-    return isinstance(error, PipelineError) or any(each in f"{type(error).__name__} {error}" for each in _FINAL)
 
 
 class FlowState(StrEnum):
@@ -96,7 +85,7 @@ class FlowReport:
     """By expectation: rows of this run where it does not hold."""
 
     def take(self, progress: Mapping[str, Any]) -> None:
-        """What Spark's last report of the query says."""
+        """Take figures from Spark's last report of the query."""
         if progress.get("numInputRows"):
             self.durations_ms = {phase: int(ms) for phase, ms in (progress.get("durationMs") or {}).items()}
             self.rows_per_second = round(float(progress.get("processedRowsPerSecond") or 0), 1)
@@ -177,7 +166,7 @@ def run_file(specification: Specification) -> Place:
 
 
 def read_run(specification: Specification) -> Mapping[str, Any] | None:
-    """What the last run has said; None where there was none. Raises `PipelineError` for a damaged file."""
+    """The report of the last run; None where there was none. Raises `PipelineError` for a damaged file."""
     return read_state(run_file(specification), {"project": str, "flows": list, "changes": list, "started_ms": int})
 
 
@@ -196,32 +185,3 @@ class LagClock:
         while self._ends and self._ends[0][1] <= read:
             self._ends.popleft()
         return max(0.0, planned_s - self._ends[0][0]) if self._ends and available > read else 0.0
-
-
-@dataclass(slots=True)
-class Restarts:
-    """When a flow that has failed starts again: after pauses that grow, until a batch has ended."""
-
-    backoff: Backoff
-    attempts: int | None = None
-    """How many starts in a row may fail; None: any number."""
-    _failures: int = 0
-    _batches: int = -1
-
-    def pause_s(self, batches: int) -> float | None:
-        """After a failure, with so many batches done since the run began. None: the flow does not start again."""
-        if batches > self._batches:
-            self._failures = 0
-        self._batches = batches
-        self._failures += 1
-        if self.attempts is not None and self._failures >= self.attempts:
-            return None
-        return self.backoff.pause_ms(self._failures) / 1000
-
-    def failed(self, error: BaseException, report: FlowReport) -> float | None:
-        """Note a failure in the report. Returns after how many seconds the flow starts again; None: it does not."""
-        report.error = first_line(error)
-        pause_s = None if is_final(error) else self.pause_s(report.batches)
-        report.state = FlowState.FAILED if pause_s is None else FlowState.RESTARTING
-        report.restarts += pause_s is not None
-        return pause_s

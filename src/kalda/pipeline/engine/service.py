@@ -35,7 +35,7 @@ from kalda.network.server.http import Page
 from kalda.pipeline.engine.engine import RunOptions, run_project, running_alone
 from kalda.pipeline.engine.metrics import HttpThread, metrics_page, values_of
 from kalda.pipeline.engine.query import StopEvent
-from kalda.pipeline.engine.runs import Restarts, is_final
+from kalda.pipeline.engine.restarts import Restarts
 from kalda.pipeline.session import PipelineError, first_line, prepare, refuse_ended
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Served:
                     continue
                 reason, pause_s = "all flows have ended" if is_good else self._failures(), None
             except Exception as error:
-                reason, pause_s = first_line(error), None if is_final(error) else self._pause_s()
+                reason, pause_s = first_line(error), self._pause_s(error)
             with self._changed:
                 self.error = reason
                 if pause_s is None:
@@ -177,9 +177,9 @@ class Served:
                 elif options.follow:
                     self._follows_s = time.monotonic() + pause_s
 
-    def _pause_s(self) -> float | None:
+    def _pause_s(self, error: BaseException) -> float | None:
         self._batches += 0 if self.report is None else sum(each.batches for each in list(self.report.flows.values()))
-        return self._restarts.pause_s(self._batches)
+        return self._restarts.pause_s(error, self._batches)
 
     def _run(self, options: RunOptions) -> bool:
         session = self._of_own()
