@@ -26,7 +26,7 @@ _PREFIX = _WRITTEN.to_bytes(2, "big")
 
 
 class MemberSubscription(NamedTuple):
-    """What a member tells its group: topics, its assignor's bytes, and what it owned in which generation (-1: none)."""
+    """What a member sends to its group: topics, its assignor's bytes, what it owned in which generation (-1: none)."""
 
     topics: tuple[str, ...]
     user_data: bytes | None

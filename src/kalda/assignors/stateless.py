@@ -57,7 +57,7 @@ Assigned = dict[str, list[TopicPartition]]
 
 
 class Assignor(Protocol):
-    """A strategy. One object is one member's, and lives as long as the member."""
+    """A strategy. One object is one member's, for as long as that is one."""
 
     @property
     def name(self) -> str: ...

@@ -46,9 +46,9 @@ class Priority(IntEnum):
     """Who waits for the work. The value is its share of the time."""
 
     ANSWER = 4
-    """Somebody waits: a client, another node."""
+    """A client or another node waits for it."""
     MAINTENANCE = 1
-    """Nobody does."""
+    """No answer waits for it."""
 
 
 _SHARE_OF_CALLS: Final = 4
@@ -140,7 +140,7 @@ class Background:
         return call
 
     def _add(self, queue: _Queue[Any], work: Any) -> None:
-        if not queue.waiting:  # it has no claim on the time in which it had nothing to do
+        if not queue.waiting:  # the time in which the queue was empty does not count for it
             queue.used_ns = max(queue.used_ns, min((each.used_ns for each in self._queues if each.waiting), default=0))
         queue.waiting.append(work)
         self._ask_for_turn()

@@ -1,7 +1,7 @@
 """Regular expressions out of requests and configs, matched by RE2: in time that is linear in the text.
 
 An expression that goes back to try another path, as those of Python's `re` and of Java do, may take longer than the
-node lives. RE2 follows all paths at once. It has no look-around, no back-references, no possessive repetition and no
+node runs. RE2 follows all paths at once. It has no look-around, no back-references, no possessive repetition and no
 atomic groups, so patterns with these are refused.
 
 `re2_pattern` takes the syntax of RE2, which Kafka uses in ListTransactions. `java_pattern` takes that of

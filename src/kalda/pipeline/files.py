@@ -246,12 +246,12 @@ class Lease:
     """The lock at a place in a store, held for a block. A store has no locks: it is a file that its holder writes again
     and again.
 
-    Who wants the lock writes a file of its own into a directory, and then reads what else is there. Stores list what
-    was written before, so of two that begin together at least one sees the other. A file that changes has a holder that
-    lives: the lock is refused. One that does not change for `EXPIRES_S` belongs to a process that has ended, and is
-    removed. No clocks are compared: what counts is whether a file changes while it is watched.
+    A run that takes the lock writes a file of its own into a directory, and then reads what else is there. Stores list
+    what was written before, so of two that begin together at least one finds the other. A file that changes has a
+    holder that runs: the lock is refused. One that does not change for `EXPIRES_S` belongs to a process that has ended,
+    and is removed. No clocks are compared: what counts is whether a file changes while it is watched.
 
-    A holder whose file was removed, such as a process that had been halted, finds that out when it looks next:
+    A holder whose file was removed, such as a process that had been halted, finds that out at its next check:
     `is_lost`. Files of this machine are removed at once, since their processes have ended: the caller holds a lock of
     the machine."""
 
@@ -291,7 +291,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ends.wait(self._beat_s) and not self.is_lost:
-            with suppress(Unavailable):  # a store that does not answer has let nobody else in
+            with suppress(Unavailable):  # a store that does not answer has taken no other lease
                 self.ask()
                 if not self.is_lost:
                     self._write()

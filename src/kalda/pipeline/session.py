@@ -205,7 +205,7 @@ def refuse_ended(spark: SparkSession) -> None:
         return
     try:
         is_ended = bool(spark.sparkContext._jsc.sc().isStopped())
-    except Exception:  # whatever py4j raises where nobody answers
+    except Exception:  # whatever py4j raises where Java does not answer
         is_ended = True
     if is_ended:
         raise PipelineError(JAVA_HAS_ENDED)

@@ -111,7 +111,7 @@ class MetadataLog:
                     topic_id=METADATA_TOPIC_ID,
                     now_ms=now_ms,
                     clean=False,
-                    distrusts_cache=has_failed,
+                    cache_is_unreliable=has_failed,
                 )
             )
             # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims

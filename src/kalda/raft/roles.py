@@ -1,4 +1,4 @@
-"""The roles of a replica, and the state that lives as long as the role does.
+"""The roles of a replica, and the state that ends with the role.
 
     Unattached ──election timeout──▶ Prospective ──majority of pre-votes──▶ Candidate ──majority of votes──▶ Leader
         ▲ │                            ▲ ▲  │                                  │                              │

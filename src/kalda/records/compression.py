@@ -323,7 +323,7 @@ def _stream_snappy(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
             _check_block(block, length)
             out = bytearray(length)
             if length and snappy.decompress_raw_into(block, out) != length:
-                raise CorruptRecord("snappy block is shorter than it says")
+                raise CorruptRecord("snappy block is shorter than its declared size")
         except DecompressionError as e:
             raise _undecodable(Compression.SNAPPY, e) from e
         yield out
@@ -331,7 +331,9 @@ def _stream_snappy(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
 
 def _check_block(block: memoryview, length: int) -> None:
     if length > _SNAPPY_MAX_RATIO * len(block):
-        raise CorruptRecord(f"snappy block of {len(block)} bytes claims to unfold to {length}")
+        raise CorruptRecord(
+            f"snappy block of {len(block)} bytes has a declared size of {length}, more than any block can have"
+        )
 
 
 _Packing = tuple[Buffer, Callable[[Buffer], Buffer], Callable[[], Buffer]]

@@ -8,7 +8,7 @@ says that it is no member any more. Two promises follow:
 - where a thing is assigned while another member still has it, that one was removed: no heartbeat that it sends from
   then on is accepted.
 
-A coordinator that was replaced without its knowledge may accept heartbeats until it learns of it. So the second promise
+A coordinator that was replaced, but has not received that yet, may accept heartbeats until then. So the second promise
 is checked for answers of the node that has assigned the thing.
 """
 

@@ -1,8 +1,8 @@
 """Members of streams groups (KIP-1071): threads of an application, which run tasks and keep copies of them.
 
-A member sends raw heartbeats to the coordinator, and processes nothing. Tasks that it is told to give back it has for a
+A member sends raw heartbeats to the coordinator, and processes nothing. Tasks that it has to give back it has for a
 while yet, as a thread that closes them: meanwhile its heartbeats do not say what it has. At times it leaves, or ends
-without a word, and joins as another member. Members are two to a process, and processes share nothing.
+without a request, and joins as another member. Members are two to a process, and processes share nothing.
 
 What a group promises:
 

@@ -450,18 +450,18 @@ def _add_results(
     }
     for partition, code in failed:
         answers[partition] = ShareFetchResponsePartitionData(partition_index=partition.number, error_code=int(code))
-    told: set[TopicIdPartition] = set()
+    answered: set[TopicIdPartition] = set()
     for partition, outcome in outcomes:
         answer = answers.get(partition)
         if answer is None:
             answer = answers[partition] = ShareFetchResponsePartitionData(partition_index=partition.number)
-        told.add(partition)
+        answered.add(partition)
         if outcome.error is not None:
             answer.acknowledge_error_code = int(outcome.error.code)
             answer.acknowledge_error_message = outcome.error.message or None
     topics: dict[bytes, ShareFetchableTopicResponse] = {}
     for partition, answer in answers.items():
-        if keeps_empty or answer.records or answer.error_code or partition in told:
+        if keeps_empty or answer.records or answer.error_code or partition in answered:
             topic = topics.setdefault(partition.topic_id, ShareFetchableTopicResponse(topic_id=partition.topic_id))
             if not topic.partitions:
                 topic.partitions = []

@@ -1,7 +1,7 @@
 """The operating system's disk.
 
 `read_nowait` asks the kernel with `RWF_NOWAIT`: an answer comes from the page cache or not at all, so the event loop
-never waits for a device. A filesystem that does not know the flag (tmpfs, some overlays) says so once, and from then
+never waits for a device. A filesystem without the flag (tmpfs, some overlays) fails with an error once, and from then
 on reads there are plain: tmpfs has no device to wait for.
 
 A process can have so many descriptors only. Some are kept in reserve: when there is no other left, files that are small

@@ -44,7 +44,7 @@ def examine_cluster(admin: CommandAdmin, bootstrap: list[tuple[str, int]]) -> It
         yield error(
             "brokers",
             f"{counted(len(fenced), 'broker')} of {len(described.nodes)} out of service: {_some(fenced)}",
-            "start them, or remove one that is gone for good: kalda cluster unregister --id ID",
+            "start them, or remove one that will not return: kalda cluster unregister --id ID",
         )
     else:
         yield ok("brokers", f"{counted(len(described.nodes), 'broker')} in service")

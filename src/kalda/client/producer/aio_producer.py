@@ -463,7 +463,7 @@ def _deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
 
 def _fail(delivery: Delivery, error: Exception) -> None:
     delivery.set_exception(error)
-    delivery.exception()  # a future that nobody awaits is no fault of the program: do not log it
+    delivery.exception()  # a future that is not awaited is no fault of the program: do not log it
 
 
 def _report(done: Delivery, on_delivery: OnDelivery, record: ProducerRecord, ticket: Ticket) -> None:

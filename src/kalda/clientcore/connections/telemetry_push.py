@@ -122,7 +122,7 @@ class TelemetryPusher:
     # -- turns
 
     def request_soon(self) -> None:
-        """Somebody waits for the client's id: request it in the next turn, unless that is being done."""
+        """A call waits for the client's id: request it in the next turn, unless that is being done."""
         if self.state is PushState.GET:
             self.due_ms = 0
 

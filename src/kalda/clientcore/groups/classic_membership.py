@@ -257,8 +257,8 @@ class ClassicMembership(Membership):
             self._accepted()
 
     def _revoked(self) -> None:
-        gone = frozenset(self._to_revoke)
-        self._subscription.set_partitions([p for p in self._subscription.partitions if p not in gone])
+        revoked = frozenset(self._to_revoke)
+        self._subscription.set_partitions([p for p in self._subscription.partitions if p not in revoked])
         self._to_revoke = ()
         self._was_lost = not self._has_generation and bool(self._subscription.partitions)
         if self._was_lost:
@@ -550,7 +550,7 @@ class ClassicMembership(Membership):
         log.info("group %s: %s has failed with %s", self._config.group_id, what, code.name)
 
     def _lose(self, code: ErrorCode, what: str) -> None:
-        """The coordinator has removed the member, or has gone on without it."""
+        """The coordinator has removed the member, or has completed a rebalance without it."""
         log.warning("group %s: %s was answered with %s: the membership is lost", self._config.group_id, what, code.name)
         if code is ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = ""

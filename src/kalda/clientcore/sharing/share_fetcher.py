@@ -277,7 +277,7 @@ class ShareFetcher:
         return sending.commit.operation is None and not sending.has_renewals and not sending.failures
 
     def _drop_hopeless(self, node_id: int, node: _Node) -> None:
-        """Acknowledgements whose locks are known to be gone."""
+        """Acknowledgements whose locks are known to have ended."""
         for sending in list(node.sending):
             if node.session.epoch == 0:
                 error = refused(ErrorCode.SHARE_SESSION_NOT_FOUND, "the share session has ended, with its locks")

@@ -91,7 +91,7 @@ class KindConfig:
         return int(self._values[f"group.{self.kind}.max.size"])
 
     def session_timeout_ms(self, group_id: str) -> int:
-        """How long a member lives without a heartbeat."""
+        """After how long without a heartbeat a member is removed."""
         return self._bounded(group_id, "session.timeout.ms")
 
     def heartbeat_interval_ms(self, group_id: str) -> int:

@@ -53,7 +53,7 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def start_session(self, group: ConsumerGroup, member_id: str) -> None:
-        """A member has been heard of: its session begins anew."""
+        """A heartbeat of the member has come: its session begins anew."""
         key = (group.group_id, member_id)
         member = group.members.get(member_id)
         if member is not None and member.classic is not None:

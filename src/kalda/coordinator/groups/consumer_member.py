@@ -59,7 +59,7 @@ class ConsumerMember:
     regex: str = ""
     """What else it subscribes to; empty without."""
     assignor: str | None = None
-    """The assignor that it asks for."""
+    """The assignor that it requests."""
     assigned: AssignedPartitions = field(default_factory=dict)
     revoking: AssignedPartitions = field(default_factory=dict)
     """Partitions that it is to give back and still owns."""
@@ -88,7 +88,7 @@ class ConsumerMember:
     # -- records -------------------------------------------------------------------------------------------------
 
     def with_metadata(self, value: ConsumerGroupMemberMetadataValue) -> ConsumerMember:
-        """What the client says of itself, as the record has it."""
+        """With the fields that the client gives, as the record has them."""
         return replace(
             self,
             instance_id=value.instance_id,
@@ -119,7 +119,7 @@ class ConsumerMember:
         return replace(self, epoch=LEAVING_EPOCH, previous_epoch=LEAVING_EPOCH, assigned={}, revoking={})
 
     def metadata_value(self) -> ConsumerGroupMemberMetadataValue:
-        """The record of what the client says of itself."""
+        """The record of the fields that the client gives."""
         return ConsumerGroupMemberMetadataValue(
             instance_id=self.instance_id,
             rack_id=self.rack,

@@ -241,7 +241,7 @@ class GroupCoordinator:
 
     def on_topics_changed(self, names: Iterable[str], offset: int, *, created: bool) -> None:
         """Topics were made, deleted, extended, or their replicas have moved, in the metadata of that offset; `created`:
-        some are new. Groups that subscribe to them look at them with the next heartbeat."""
+        some are new. Groups that subscribe to them refresh with the next heartbeat."""
         changed = frozenset(names)
         self._consumers.catalog.on_changed(changed, offset, created=created)
         for shard in list(self.runtime.active_shards()):

@@ -254,7 +254,7 @@ class KindGroup(ABC, Generic[E, M, T]):
     # -- records -------------------------------------------------------------------------------------------------
 
     def member_record(self, member: M) -> KindRecord:
-        """The record of what a member says of itself."""
+        """The record of a member's own fields, as its requests give them."""
         return self._of_member(self.keys.member, member.member_id, member.metadata_value())
 
     def assignment_record(self, member: M) -> KindRecord:

@@ -175,7 +175,7 @@ class KindGroups(ABC, Generic[G]):
             self._history.end(group_id, "another broker coordinates the group", self._now_ms())
 
     def on_topics_changed(self, names: frozenset[str]) -> None:
-        """Topics were made, deleted or changed: the next heartbeat in a group that subscribes to one looks at them."""
+        """Topics were made, deleted or changed: groups that subscribe to one refresh with the next heartbeat."""
         for group in self.groups.values():
             if not group.needs_refresh and not names.isdisjoint(group.subscribed_topics):
                 group.needs_refresh = True
@@ -209,11 +209,11 @@ class KindGroups(ABC, Generic[G]):
     # -- members -------------------------------------------------------------------------------------------------
 
     def session_left_ms(self, group_id: str, member_id: str) -> int | None:
-        """How long the member lives without being heard of; None where it has no session."""
+        """What is left of the member's session without a heartbeat; None where it has no session."""
         return self._sessions.left_ms((group_id, member_id))
 
     def grace_left_ms(self, group_id: str, member_id: str) -> int | None:
-        """How long the member has to do what its last answer asks for, as to give back what it has; None without such
+        """How long the member has to do what its last answer demands, as to give back what it has; None without such
         a time."""
         key = (group_id, member_id)
         found = (timers.left_ms(key) for timers in self._all_timers if timers is not self._sessions)

@@ -164,7 +164,7 @@ class GroupShard:
             kind.on_unloaded()
 
     def on_topics_changed(self, names: frozenset[str]) -> None:
-        """Topics were made, deleted or changed: groups that read one look at them with their next heartbeat."""
+        """Topics were made, deleted or changed: groups that read one refresh with the next heartbeat."""
         for kind in self._kinds:
             kind.on_topics_changed(names)
 

@@ -81,7 +81,7 @@ class ShareMember:
         """No member of a share group is static."""
 
     def with_metadata(self, value: ShareGroupMemberMetadataValue) -> ShareMember:
-        """What the client says of itself, as the record has it."""
+        """With the fields that the client gives, as the record has them."""
         return replace(
             self,
             rack=value.rack_id,
@@ -100,7 +100,7 @@ class ShareMember:
         return replace(self, epoch=LEAVING_EPOCH, previous_epoch=JOINING_EPOCH, assigned={})
 
     def metadata_value(self) -> ShareGroupMemberMetadataValue:
-        """The record of what the client says of itself."""
+        """The record of the fields that the client gives."""
         return ShareGroupMemberMetadataValue(
             rack_id=self.rack,
             client_id=self.client_id,

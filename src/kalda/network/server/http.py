@@ -77,7 +77,7 @@ class HttpServer:
                     writer.close()
                     await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the peer has gone away, is too slow, or speaks another protocol
+            pass  # the peer has closed the connection, is too slow, or speaks another protocol
         finally:
             self._tasks.discard(task)
             writer.transport.abort()  # what the peer has not read by now would be kept until it closes

@@ -32,7 +32,7 @@ SMALL_BYTES = 64 * 1024
 _CHECK_MS = 2_000
 _LEAST_BYTES = 2 * 1024 * 1024
 _READ_BYTES = 256 * 1024
-"""What a connection may read before it asks again."""
+"""What a connection may read before it takes from the pool again."""
 _NOT_SEEN = -1
 
 

@@ -53,14 +53,14 @@ class Handshakes:
         """What sockets are read into; used within one callback of the loop."""
 
     def add(self, transport: TlsTransport) -> None:
-        """Go on with this handshake when those before it have been gone on with."""
+        """Continue this handshake after those before it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tls-handshakes", daemon=True)
             self._thread.start()
         self._ready.put(transport)
 
     def close(self) -> None:
-        """End the thread; handshakes that wait are not gone on with."""
+        """End the thread; handshakes that wait are not continued."""
         if self._thread is not None:
             self._ready.put(None)
             self._thread.join()

@@ -56,7 +56,7 @@ class Reading:
     columns: tuple[str, ...] | None = None
     """None where only Spark can tell."""
     unknown: str | None = None
-    """Why nothing can be told without Spark."""
+    """Why nothing can be checked without Spark."""
 
 
 class _Client:
@@ -184,7 +184,7 @@ def _columns(plan: Any) -> tuple[str, ...] | None:
 
 
 def problems_without_spark(specification: Specification, ask: bool = True) -> list[str]:
-    """What is wrong, as far as it can be told without Java, each with its place. `ask`: also clusters and stores.
+    """What is wrong, as far as it can be found without Java, each with its place. `ask`: also clusters and stores.
     Raises `PipelineError` where the definitions cannot be read."""
     problems = list(dict.fromkeys(filter(None, (each.problem() for each in specification.stores if ask))))
     found = read_project(specification)

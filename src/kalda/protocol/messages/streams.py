@@ -78,7 +78,7 @@ class StreamsGroupHeartbeatRequest(Request, key=88, versions="0-1", flexible="0+
 
 
 class StreamsGroupStatus(IntEnum):
-    """What a member is told of the group, though its heartbeat was taken."""
+    """A condition of the group that an accepted heartbeat is answered with."""
 
     STALE_TOPOLOGY = 0
     MISSING_SOURCE_TOPICS = 1

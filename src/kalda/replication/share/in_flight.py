@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from kalda.base.share_states import RecordState, StateBatch
 from kalda.replication.share.dead_letters import Cause
 
-NOBODY = ""
+NO_MEMBER = ""
 """The member that holds a run which is not acquired."""
 
 
@@ -33,7 +33,7 @@ class Run:
     __slots__ = ("cause", "count", "deadline_ms", "first", "former", "last", "member", "state")
 
     def __init__(
-        self, first: int, last: int, state: RecordState, count: int, member: str = NOBODY, deadline_ms: int = 0
+        self, first: int, last: int, state: RecordState, count: int, member: str = NO_MEMBER, deadline_ms: int = 0
     ) -> None:
         self.first = first
         self.last = last
@@ -41,7 +41,7 @@ class Run:
         self.count = count
         """How often the records were delivered."""
         self.member = member
-        """Who has acquired them; `NOBODY` in all other states."""
+        """Who has acquired them; `NO_MEMBER` in all other states."""
         self.deadline_ms = deadline_ms
         """When the lock of that member ends."""
         self.former: tuple[RecordState, str] | None = None
@@ -70,7 +70,7 @@ class Run:
         """Change the state; the change counts when it is written. `cause` is why a run becomes ARCHIVING."""
         assert self.former is None, "a run in transition is not changed"
         self.former = self.state, self.member
-        self.state, self.member = state, NOBODY
+        self.state, self.member = state, NO_MEMBER
         self.cause = cause if state is RecordState.ARCHIVING else None
 
     def commit(self) -> None:
@@ -84,12 +84,12 @@ class Run:
         self.former = self.cause = None
 
     def make_available(self) -> None:
-        """Nobody holds the records any more, and they are delivered again."""
-        self.state, self.member = RecordState.AVAILABLE, NOBODY
+        """No member holds the records any more, and they are delivered again."""
+        self.state, self.member = RecordState.AVAILABLE, NO_MEMBER
 
     def archive(self) -> None:
         """Deliver the records no more."""
-        self.state, self.member, self.cause = RecordState.ARCHIVED, NOBODY, None
+        self.state, self.member, self.cause = RecordState.ARCHIVED, NO_MEMBER, None
 
 
 def _first(run: Run) -> int:

@@ -43,7 +43,7 @@ from kalda.base.share_states import (
     StateWrite,
 )
 from kalda.replication.share.dead_letters import Cause, DeadLetterQueue, DeadRecords
-from kalda.replication.share.in_flight import NOBODY, InFlight, Run
+from kalda.replication.share.in_flight import NO_MEMBER, InFlight, Run
 from kalda.replication.waiters import Waiter
 
 log = logging.getLogger(__name__)
@@ -395,7 +395,7 @@ class SharePartition:
         settings = self._settings()
         changed = []
         for run in self.in_flight.runs:
-            if run.member == member and run.state is RecordState.ACQUIRED and member != NOBODY:
+            if run.member == member and run.state is RecordState.ACQUIRED and member != NO_MEMBER:
                 run.begin(settings.after_release(run.count))
                 changed.append(run)
         return self._persist(changed)

@@ -75,12 +75,12 @@ class LogDir:
         "_lock",
         "_locks",
         "_unopened",
+        "cache_is_unreliable",
         "cleaner_offsets",
         "cordoned",
         "corrupt_files",
         "directory_id",
         "disk",
-        "distrusts_cache",
         "futures",
         "had_clean_shutdown",
         "high_watermarks",
@@ -110,7 +110,7 @@ class LogDir:
         """Logs that are to replace those of other directories; a partition has one log of either kind here."""
         self.had_clean_shutdown = False
         """`prepare` found the marker of a clean stop, and checkpoints that can be read."""
-        self.distrusts_cache = False
+        self.cache_is_unreliable = False
         """The disk failed when the directory was in use last: recovery reads what the device has."""
         self.previous_broker_epoch = -1
         """The broker epoch in that marker; -1 for none."""
@@ -157,7 +157,7 @@ class LogDir:
         broker_epoch = read_clean_shutdown(disk, marker)
         if disk.stat(f"{path}/{DISK_FAILED_FILE}") is not None:
             logger.warning("%s failed when it was used last: what was not synced is read from the device", path)
-            self.distrusts_cache, broker_epoch = True, None
+            self.cache_is_unreliable, broker_epoch = True, None
             disk.remove(marker)
         if broker_epoch is not None:
             self.had_clean_shutdown, self.previous_broker_epoch = True, broker_epoch
@@ -197,25 +197,25 @@ class LogDir:
         return offsets
 
     def compacted_upto(self, topic_partition: TopicPartition) -> int | None:
-        """How far compaction may have gone beyond the recovery point; None where it is unknown, as there is no recovery
+        """How far compaction may have come beyond the recovery point; None where it is unknown, as there is no recovery
         point checkpoint. A log without an entry in that has not been compacted, see `durable_recovery_point_jobs`."""
         return self.cleaner_offsets.get(topic_partition, 0) if self.recovery_points else None
 
     def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """These logs were found, and are about to be opened."""
         self._unopened.update(topic_partitions)
-        self._trust_again()
+        self._clear_failure()
 
     @property
     def unopened_count(self) -> int:
         """How many of the logs that were found are not open yet."""
         return len(self._unopened)
 
-    def _trust_again(self) -> None:
+    def _clear_failure(self) -> None:
         """Once all logs have been recovered from the device."""
-        if self.distrusts_cache and self.may_be_marked:
+        if self.cache_is_unreliable and self.may_be_marked:
             self.disk.remove(f"{self.path}/{DISK_FAILED_FILE}")
-            self.distrusts_cache = False
+            self.cache_is_unreliable = False
 
     def opened(self, log: Log) -> None:
         """One of them has been opened. Where the checkpoint has a higher recovery point than was found, it is replaced
@@ -228,7 +228,7 @@ class LogDir:
         if self._checkpoint_too_high and self.may_be_marked:
             self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
             self._checkpoint_too_high = False
-        self._trust_again()
+        self._clear_failure()
 
     def leave(self, topic_partition: TopicPartition) -> None:
         """One of them cannot be opened, as it is of a format that is not known."""

@@ -127,7 +127,7 @@ class LogManager:
     ) -> None:
         """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings until the
         metadata is loaded; `unique`: 32 new hex digits; `jitter(bound)`: a random number below `bound`;
-        `on_dir_failed`: called when a directory has just gone offline; `locks_dirs`: false where the caller holds the
+        `on_dir_failed`: called when a directory has just become offline; `locks_dirs`: false where the caller holds the
         directories' locks.
         """
         self.config = config or LogManagerConfig()
@@ -269,7 +269,7 @@ class LogManager:
                 log_start_offset=directory.log_starts.get(topic_partition, 0),
                 high_watermark=None if is_future else directory.high_watermarks.get(topic_partition),
                 corrupt_files=directory.corrupt_files,
-                distrusts_cache=directory.distrusts_cache,
+                cache_is_unreliable=directory.cache_is_unreliable,
                 compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
                 producer_expiration_ms=self.config.producer_expiration_ms,
                 verify_transactions=self.config.verify_transactions,

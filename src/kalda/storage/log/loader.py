@@ -101,7 +101,7 @@ class Unopened(NamedTuple):
     """As in `LogDir.compacted_upto`."""
     corrupt_files: CorruptFiles | None = None
     """Of the whole log directory; None: of this log."""
-    distrusts_cache: bool = False
+    cache_is_unreliable: bool = False
     """The disk failed, see `DISK_FAILED_FILE`: what is above the recovery point may be in the page cache only, and
     count as synced there."""
     producer_expiration_ms: int = DAY_MS
@@ -131,7 +131,7 @@ class Loading:
         self._name = str(given.topic_partition)
         """For messages."""
         self._corrupt_files = given.corrupt_files or CorruptFiles()
-        self._changed = given.distrusts_cache
+        self._changed = given.cache_is_unreliable
         """Names in the directory were changed."""
         self._truncated = False
         """Records were cut off, or segments removed."""
@@ -303,7 +303,7 @@ class Loading:
         why, is_damaged = "it has no entries", self._given.clean or self._given.recovery_point > 0
         try:
             epochs = LeaderEpochs.load(self._disk, self._directory)
-            if self._given.distrusts_cache:
+            if self._given.cache_is_unreliable:
                 epochs.write()
             if epochs.entries or not segments.size_bytes:
                 return epochs
@@ -421,7 +421,7 @@ class Loading:
     def _recover_segment(self, segment: Segment, upto: int | None, is_synced: bool = False) -> bool:
         """`recover_segment`; whether something was cut off, which is kept and reported. Of a segment that `is_synced`,
         damage is only reported."""
-        if self._given.distrusts_cache:
+        if self._given.cache_is_unreliable:
             segment.file().sync()
             segment.file().drop_cache()
         position, why = recover_segment(segment, self._producers, self._epochs, upto, self._given.recovery_point)
@@ -523,7 +523,7 @@ class Loading:
         """Whether transactions may have ended in [high watermark, upto), and the batches from the snapshot below the
         high watermark on tell which.
 
-        Where compaction has removed some of these batches, nothing can be told from the others: a transaction without
+        Where compaction has removed some of these batches, nothing follows from the others: a transaction without
         its marker would stay open. Only what is committed is compacted, so the high watermark of the checkpoint is an
         old one then."""
         begin = high_watermark

@@ -127,13 +127,13 @@ class Log(LogState):
         found = None if fresh else _checked_topic_id(disk, directory, given.clean, topic_id)
         log = cls(given, found, Loading(given).load(), StandaloneHooks(disk) if hooks is None else hooks)
         log.producer_states.limit = given.producer_limit
-        log._settle(fresh, topic_id, given.distrusts_cache)
+        log._settle(fresh, topic_id, given.cache_is_unreliable)
         return log
 
-    def _settle(self, fresh: bool, expected: Uuid | None, distrusts_cache: bool) -> None:
+    def _settle(self, fresh: bool, expected: Uuid | None, cache_is_unreliable: bool) -> None:
         """The last part of `open`, where `fresh` says that there was no log."""
         self.cold = not fresh
-        if self.topic_id is not None and distrusts_cache:
+        if self.topic_id is not None and cache_is_unreliable:
             # Synced at once: the file that it replaces may be on the device, and has to be there whenever records are.
             write_partition_metadata(self.disk, self.unsynced.metadata_path, self.topic_id)
         if self.topic_id is None and expected is not None:

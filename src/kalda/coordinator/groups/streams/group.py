@@ -291,8 +291,8 @@ class StreamsGroup(KindGroup[StreamsEpochs, StreamsMember, MemberTasks]):
         return old
 
     def _note_holders(self, old: StreamsMember | None, member: StreamsMember | None) -> None:
-        """A member has become another, or has come or gone: who has which task follows. The tasks that it keeps are
-        left alone, as a member may have very many."""
+        """A member has changed, has joined or was removed: which member has which task follows. The tasks that it
+        keeps are left alone, as a member may have very many."""
         before, after = (
             _NO_PARTS if each is None else each.assigned.joined_with(each.revoking) for each in (old, member)
         )

@@ -124,7 +124,7 @@ class StreamsMember:
     # -- records -------------------------------------------------------------------------------------------------
 
     def with_metadata(self, value: StreamsGroupMemberMetadataValue) -> StreamsMember:
-        """What the client says of itself, as the record has it."""
+        """With the fields that the client gives, as the record has them."""
         endpoint = value.user_endpoint
         return replace(
             self,
@@ -163,7 +163,7 @@ class StreamsMember:
         return replace(self, epoch=LEAVING_EPOCH, previous_epoch=LEAVING_EPOCH, assigned=NO_TASKS, revoking=NO_TASKS)
 
     def metadata_value(self) -> StreamsGroupMemberMetadataValue:
-        """The record of what the client says of itself."""
+        """The record of the fields that the client gives."""
         endpoint = self.endpoint
         return StreamsGroupMemberMetadataValue(
             instance_id=self.instance_id,

@@ -415,7 +415,7 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
 
     def _shut_down(self, group: StreamsGroup, member_id: str) -> None:
         if group.shutdown_member is None:
-            log.info("group %s: member %s asks for the end of the application", group.group_id, member_id)
+            log.info("group %s: member %s requests the end of the application", group.group_id, member_id)
             group.shutdown_member = member_id
 
     # -- leaving ---------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def check_heartbeat(request: StreamsGroupHeartbeatRequest) -> None:
         _require(request.instance_id is not None, "InstanceId can't be null.")
     else:
         _require(epoch >= STATIC_LEAVING_EPOCH, f"MemberEpoch is {epoch}, but must be greater than or equal to -2.")
-    told = [tasks is not None for tasks in (request.active_tasks, request.standby_tasks, request.warmup_tasks)]
-    _require(all(told) or not any(told), "If one task-type is non-null, all must be non-null.")
+    given = [tasks is not None for tasks in (request.active_tasks, request.standby_tasks, request.warmup_tasks)]
+    _require(all(given) or not any(given), "If one task-type is non-null, all must be non-null.")
     _require(epoch == JOINING_EPOCH or topology is None, "Topology can only be provided when (re-)joining.")
 
 

@@ -7,9 +7,9 @@ the largest source of its own. Topics of one copartition group have equally many
 follow. A topic that exists has the partitions that it has; where those are not what the topology needs, it is
 incorrectly partitioned.
 
-The results and the texts are those of Apache Kafka 4.4. They depend on the order in which a topology is gone through
+The results and the texts are those of Apache Kafka 4.4. They depend on the order in which a topology is walked
 where it is not consistent in itself; that is the order of Java's hash tables (`java_order`). A topology comes from a
-client: it is gone through in steps, each subtopology once, and the number of tasks is bounded.
+client: it is walked in steps, each subtopology once, and the number of tasks is bounded.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _PartitionCounts:
         return [self.of(topic) for topic in (*subtopology.source_topics, *_names(subtopology))]
 
     def _decide_repartition_topics(self) -> Steps[None]:
-        """Subtopologies are gone through round after round; one whose sources have no number yet is left to the next
+        """Subtopologies are walked round after round; one whose sources have no number yet is left to the next
         round. Only those are visited again that have got a source with a number since."""
         counts: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
