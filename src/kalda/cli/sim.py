@@ -346,7 +346,8 @@ def group_command(seed: int, nodes: int, members: int, partitions: int, as_json:
     else:
         click.echo(
             f"stable {verdict.joined_s:.1f} virtual seconds after the first join, {verdict.left_s:.1f} after a member "
-            f"left, {verdict.moved_s:.1f} after one left the next coordinator; {counted(verdict.heartbeats, 'heartbeat')}"
+            f"left, {verdict.moved_s:.1f} after one left the next coordinator; "
+            f"{counted(verdict.heartbeats, 'heartbeat')}"
         )
         click.echo(f"violated: {verdict.violation}" if verdict.violation else "all promises were kept")
     sys.exit(0 if verdict.passed else 1)
