@@ -8,12 +8,8 @@ the simulator controls every step. What follows in several waits is a chain of `
 
 A consumer that no longer needs the result calls `abandon`, which calls the producer's `on_abandoned`, where one is
 set. The producer may then stop, and need not settle the `Pending`. `on_abandoned` refers to the producer, which may
-refer to the `Pending`: both let go of it, as garbage collections are rare and a value may be large.
-
-Not obvious:
-
-- A `Pending` drops `on_abandoned` when it is settled or abandoned: the closure refers to the producer and so to the
-  `Pending`, and a cycle keeps the answer until a full collection.
+refer to the `Pending`: it is dropped when that is settled or abandoned, since a cycle would keep the value until a full
+garbage collection, which is rare.
 """
 
 from __future__ import annotations

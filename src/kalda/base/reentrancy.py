@@ -1,16 +1,12 @@
 """One rule for objects that call out and may be called back: a body that never runs inside itself.
 
-A synchronous object that owns state and calls out (it sends, appends to a log, answers a `Pending`) may be called again
-before its own call returns. What such a second call finds is state in the middle of a change. A `Reentrancy` gives the
+A synchronous object that owns state and calls out (it sends, appends to a log, moves a high watermark, settles a
+`Pending`) may be called again before its own call returns. So it completes its change of state first, or works in a
+`Reentrancy`. What such a second call finds is state in the middle of a change. A `Reentrancy` gives the
 object one place where it does its work: `run` does it, a call of `run` that arrives meanwhile makes the running one do
 it once more, and while a change is under way (`held`) the work waits until the change is complete.
 
 Invariant: the body is not on the stack twice, and no call of `run` is lost: the body begins at least once after it.
-
-Not obvious:
-
-- An object that calls out completes its state change first, or works in a `Reentrancy`. An append, a settled
-  `Pending` and a moved high watermark all call back.
 """
 
 from __future__ import annotations

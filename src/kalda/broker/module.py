@@ -19,11 +19,7 @@ Calls come in this order, all on the event loop:
 `rows` is called once, when all modules have been made. In `on_config`, `start` and what publishers do nothing may wait:
 the loader, and all else that follows metadata, goes on when they return. An exception in `on_config` or `start` stops
 the node, except one in `on_config` after the first image: it is logged and counted, and the other modules are called
-all the same (`kalda.broker.replicas.publishing_faults`).
-
-Not obvious:
-
-- `Module.on_config` must be harmless without a change and must not wait; an exception in it stops the node.
+all the same (`kalda.broker.replicas.publishing_faults`). `on_config` must be harmless where nothing has changed.
 """
 
 from __future__ import annotations

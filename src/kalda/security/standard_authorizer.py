@@ -21,10 +21,6 @@ PREFIXED and has a name that the resource's name begins with. So a lookup takes 
 length that prefixes have, and one for `*`, however many entries there are. Below each pattern the entries are grouped
 by principal: a caller is concerned by two groups. Entries are added and removed by id. Two ids may have equal entries:
 the removal of one leaves the other.
-
-Not obvious:
-
-- Two ids may hold equal entries: removing one leaves the other. The results of CreateAcls are by position.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """One simulated world: a loop, a network, machines, the trace and the violations, all as a function of one seed.
 
 Each part that needs random numbers has a source of its own, seeded with its name, so that one more draw in one part
-does not change the numbers of another.
-
-Not obvious:
-
-- Each part draws from its own random source. One more draw, or another name, changes every committed seed.
+does not change the numbers of another. One more draw, or another name, changes what the committed seeds run.
 """
 
 from __future__ import annotations

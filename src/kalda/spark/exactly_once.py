@@ -17,17 +17,13 @@ Invariants:
 - A task's rows and its offset are committed together, or neither is. So a batch that is run again, after a crash at any
   moment, writes the rows of exactly those tasks that were not committed.
 - The number of tasks is written before the first transaction is ended. Where a batch that is run again has another
-  number of tasks, and some were committed, it is refused: the rows of a task would not be those of the first run.
+  number of tasks, and some were committed, it is refused: the rows of a task would not be those of the first run. That
+  a batch which is run again is the same batch rests on this.
 - With its offset, a task commits a checksum of its rows that does not depend on their order. A task that finds its
   batch committed computes it again, and refuses to continue where it differs. A task without rows requests nothing;
   where a batch is run again, the driver refuses it if the task had committed rows.
 
 What is not atomic: the tasks of one batch are committed one after another.
-
-Not obvious:
-
-- The number of tasks of an exactly-once batch is written before its first EndTxn: that a batch which is run again is
-  the same batch rests on it.
 """
 
 from __future__ import annotations

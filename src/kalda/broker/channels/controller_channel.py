@@ -16,10 +16,6 @@ late. Heartbeats are regular and are answered at once, so their channel has a sh
 connection silent, and a new one to the same controller is answered, the path may have broken: `on_path_broken` is
 called a little later, so that the connection of the other channel is not waited for either. Where the controller was
 only slow, bytes have arrived on the other connection by then.
-
-Not obvious:
-
-- A connection to the controller that breaks may leave a request processed twice.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ The broker registers, then sends heartbeats; their responses change its state:
         --begin_controlled_shutdown--> PENDING_CONTROLLED_SHUTDOWN --shouldShutDown--> SHUTTING_DOWN
 
 Its heartbeats ask to keep it fenced until `set_ready_to_unfence`, so no client is sent to a broker that still recovers
-its logs. At most one request is under way; what becomes urgent meanwhile is sent when it is answered.
+its logs. Until the broker shuts down, either one request is under way or a timer is set, never both; what becomes
+urgent meanwhile is sent when the request is answered.
 
 A broker that cannot register within `initial.broker.registration.timeout.ms` stops the node. The time starts again
 while this node makes progress in replaying the metadata log: the controller that has to answer may be its own, or all
@@ -25,10 +26,6 @@ A broker that cannot report a failed directory to the controller within `log.dir
 well: it would remain the leader of partitions that it cannot serve.
 
 A machine without sockets or clocks: it sends through an injected channel and waits on injected timers.
-
-Not obvious:
-
-- Until the broker shuts down, either a request to the controller is under way or a timer is set, never both.
 """
 
 from __future__ import annotations

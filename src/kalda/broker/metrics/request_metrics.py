@@ -9,13 +9,9 @@ own and no thread that writes its response: of Kafka's times there are
 
 The pipeline counts every request; where `kalda.metrics.listener` is set, also every error code of its responses but
 NONE. Responses that are encoded in pieces, such as those of Metadata, are not searched, and one that the controller has
-made for a broker is counted by the controller. Times and sizes are
-measured only where the listener is set, and of one request in `EVERY`: of a Fetch that finds nothing, two readings of
-the clock would be a noticeable part. Quantiles are of the last minute or two (`kalda.base.durations`).
-
-Not obvious:
-
-- `RequestMetrics` counts every request and times one of 17: timing each one cost 6 to 10 % of a request's CPU.
+made for a broker is counted by the controller. Times and sizes are measured only where the listener is set, and of one
+request in `EVERY`: timing each one cost 6 to 10 % of a request's CPU. Quantiles are of the last minute or two
+(`kalda.base.durations`).
 """
 
 from __future__ import annotations
