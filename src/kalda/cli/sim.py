@@ -332,7 +332,7 @@ def _transactions(plan: str, seed: int) -> str:
     "--partitions", type=click.IntRange(1), default=1_500, show_default=True, help="Partitions of its topics."
 )
 @json_option
-def group_command(seed: int, nodes: int, members: int, partitions: int, as_json: bool) -> None:
+def group_command(seed: int, nodes: int, members: int, partitions: int) -> None:
     """A large consumer group (KIP-848): its members join, one leaves, and its coordinator is killed. Exits with 1 if a
     promise is not kept. With 5,000 members over 15,000 partitions it takes some minutes.
 
@@ -341,7 +341,7 @@ def group_command(seed: int, nodes: int, members: int, partitions: int, as_json:
       kalda sim group --members 5000 --partitions 15000
     """
     verdict = simulate_large_group(LargeGroupPlan(seed, members, partitions, nodes))
-    if as_json:
+    if is_json():
         print_json({"seed": seed, **asdict(verdict)})
     else:
         click.echo(

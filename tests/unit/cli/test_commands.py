@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -53,6 +54,23 @@ def test_every_noun_has_help_with_an_example(noun: str) -> None:
     for name, leaf in leaves.items():
         assert "Example" in leaf.help, f"{noun} {name} has no example"
         assert run(*filter(None, (noun, name)), "--help").exit_code == 0
+
+
+GIVEN = {"admin", "config", "resource", "options", "settings"}
+"""What decorators of commands pass to them, beside the values of options."""
+
+
+@pytest.mark.parametrize("noun", [noun for noun in NOUNS if noun != "server"])
+def test_every_command_gets_what_it_takes(noun: str) -> None:
+    command = cli.get_command(None, noun)  # type: ignore[arg-type]
+    for name, leaf in getattr(command, "commands", {None: command}).items():
+        values = {each.name for each in leaf.params if each.expose_value}
+        wanted = {
+            each.name
+            for each in inspect.signature(inspect.unwrap(leaf.callback)).parameters.values()
+            if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        }
+        assert wanted <= values | GIVEN, f"{noun} {name}"
 
 
 @pytest.mark.parametrize(
