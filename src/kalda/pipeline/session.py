@@ -11,7 +11,8 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from socketserver import BaseServer
+from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.errors import KafkaError
 from kalda.spark.background import enter_background
@@ -145,6 +146,7 @@ def make_session(
         raise PipelineError(f"pipelines run on PySpark ({error}): pip install 'kalda[spark]'") from None
     # Each exception would be a line of JSON on the screen, too.
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    _expect_closed_accumulators()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     chosen = dict(_SETTINGS) | ({} if "SPARK_REMOTE" in os.environ else sockets_of_workers())
@@ -184,6 +186,20 @@ def make_session(
         ) from error
     prepare(spark, settings)
     return spark
+
+
+def _expect_closed_accumulators() -> None:
+    """PySpark's server of accumulators prints a stack where Java closes the connection, as it does where a query is
+    stopped in a batch. Other errors of it are still printed."""
+    from pyspark import accumulators
+
+    def handle_error(server: BaseServer, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            BaseServer.handle_error(server, request, client_address)
+
+    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
+        if (server := getattr(accumulators, name, None)) is not None:  # the second since PySpark 4.1
+            server.handle_error = handle_error
 
 
 def prepare(spark: SparkSession, chosen: Collection[str] | None = None) -> None:

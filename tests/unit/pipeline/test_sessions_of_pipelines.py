@@ -123,6 +123,20 @@ def test_the_driver_listens_where_its_workers_are(builder: MagicMock, monkeypatc
         assert dict(call.args for call in builder.config.call_args_list).get("spark.driver.host") == host
 
 
+@pytest.mark.parametrize(("error", "is_shown"), [(EOFError(), False), (BrokenPipeError(), False), (ValueError(), True)])
+def test_java_that_closes_the_connection_of_accumulators_is_no_stack_on_stderr(
+    builder: MagicMock, capsys: pytest.CaptureFixture[str], error: Exception, is_shown: bool
+) -> None:
+    accumulators = pytest.importorskip("pyspark.accumulators")
+    session.make_session("pipeline")
+    server = object.__new__(accumulators.AccumulatorTCPServer)
+    try:
+        raise error
+    except type(error):
+        server.handle_error(None, ("", 0))
+    assert ("ValueError" in capsys.readouterr().err) is is_shown
+
+
 def test_settings_that_the_user_has_chosen_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kalda.spark.register", lambda _: None)
     zone = "spark.sql.session.timeZone"
