@@ -169,9 +169,9 @@ class ConsumerCore(SubscribedCore):
         self._want_topics()
         self.requests.run()
         self._list_topics()
+        self._watch_topic_ids()  # before a commit: it would take positions in the former topic for the new one
         if self._membership is not None and self.subscription.is_by_group and not self.is_closed:
             self._membership.run(is_polling)
-        self._watch_topic_ids()
         self.committing.run()
         self.positions.run()
         self.fetcher.run()
@@ -253,6 +253,7 @@ class ConsumerCore(SubscribedCore):
     def begin_poll(self) -> None:
         """The application polls: the records that it was given before are processed, and may be committed."""
         config = self.config
+        self._watch_topic_ids()  # before a commit, as in `run`
         self.metrics.on_poll(self.requests.now_ms)
         if config.enable_auto_commit and self.requests.now_ms >= self._next_auto_commit_ms:
             self._next_auto_commit_ms = self.requests.now_ms + config.auto_commit_interval_ms
@@ -460,17 +461,19 @@ class ConsumerCore(SubscribedCore):
         if self._seen_version == self.metadata.version:
             return
         self._seen_version = self.metadata.version
-        for name in {partition.topic for partition in self.subscription.partitions}:
-            topic = self.metadata.topics.get(name)
-            if topic is None or topic.error_code or topic.topic_id == ZERO_UUID:
+        remade = set()
+        for name, topic in self.metadata.topics.items():  # also those of which no partition is assigned yet
+            if topic.error_code or topic.topic_id == ZERO_UUID:
                 continue
-            known = self._topic_ids.get(name)
-            self._topic_ids[name] = topic.topic_id
-            if known is None or known == topic.topic_id or self._reset is None:
-                continue
-            for partition, state in self.subscription.partitions.items():
-                if partition.topic == name and state.status is not Status.UNPOSITIONED:
-                    state.request_reset(EARLIEST)
+            if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
+                self._topic_ids[name] = topic.topic_id
+                remade.add(name)
+        if not remade or self._reset is None:
+            return
+        for partition, state in self.subscription.partitions.items():
+            if partition.topic in remade and state.status is not Status.UNPOSITIONED:
+                state.request_reset(EARLIEST)
+                state.offset = state.epoch = -1  # nothing to commit: it was in the former topic
 
 
 class _Lookup:

@@ -426,6 +426,30 @@ def test_a_member_gives_up_at_once_a_partition_that_was_deleted(listed: list[str
     assert cluster.now_ms < began_ms + 11_000
 
 
+def test_a_topic_made_again_is_read_from_its_beginning_also_where_that_makes_the_group_rebalance() -> None:
+    cluster = cluster_of()
+    cluster.append("t", 0, *numbered(10))
+    member = Member(cluster, **{"group.id": "g", "metadata.max.age.ms": 1_000}).subscribe("t")
+    drain(member, 10)
+    cluster.remove_topic("t")
+    cluster.add_topic("t", 1, generation=2)
+    cluster.append("t", 0, b"new-0")
+    cluster.at(10_000, lambda: cluster.append("t", 0, *numbered(20)))
+    assert drain(member, 21) == [b"new-0", *numbered(20)]
+
+
+def test_a_topic_made_again_is_read_from_its_beginning_where_it_is_longer_already() -> None:
+    """The former position is within the new log."""
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(10))
+    member = Member(cluster, **{"group.id": "g"}).subscribe("t")
+    drain(member, 10)
+    cluster.remove_topic("t")
+    cluster.add_topic("t", 1, generation=2)
+    cluster.append("t", 0, *numbered(30))
+    assert drain(member, 30) == numbered(30)
+
+
 def test_auto_commit_commits_what_the_next_poll_says_is_processed() -> None:
     cluster = cluster_of(1)
     cluster.append("t", 0, *numbered(10))
