@@ -15,7 +15,7 @@ from kalda.base.ids import random_uuid, uuid_to_text
 from kalda.client.admin.aio_admin import Admin
 from kalda.client.consumer.aio_consumer import Consumer
 from kalda.client.producer.aio_producer import Producer
-from kalda.client.transport.aio_face import ClientHost
+from kalda.client.transport.aio_face import LoopHost
 from kalda.client.transport.channels import Channels
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_loop import IoLoop
@@ -31,7 +31,7 @@ Tap = Callable[[int, Request, OnDone], OnDone | None]
 the request is lost before it is sent."""
 
 
-class SimClientHost(ClientHost):
+class SimClientHost(LoopHost):
     """The machine of one simulated client."""
 
     def __init__(self, client: SimClient) -> None:

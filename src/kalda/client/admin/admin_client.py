@@ -12,9 +12,7 @@ passed (`default.api.timeout.ms`).
 from __future__ import annotations
 
 import os
-import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -24,7 +22,7 @@ from kalda.base.configs.admin import ADMIN, admin_config
 from kalda.base.errors import WrongState
 from kalda.client.admin.admin_driven import AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
-from kalda.client.transport.channels import monotonic_ms, security_of
+from kalda.client.transport.channels import security_of
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.io_thread import IoThread
@@ -67,8 +65,8 @@ class Admin(BlockingFace):
         `InvalidConfig`."""
         self._config = settings = admin_config(read_config(ADMIN, config), keywords)
         self._operations = Operations(settings)
-        self._driven = AdminDriven(settings, random.random, monotonic_ms(), self._first_contact_ms)
-        self._driven.core.push_metrics(lambda: int(time.time() * 1000))
+        self._driven = AdminDriven(settings, self._host.random, self._now_ms(), self._first_contact_ms)
+        self._driven.core.push_metrics(self._host.wall_ms)
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,
@@ -98,9 +96,6 @@ class Admin(BlockingFace):
     def _default_timeout_ms(self) -> int:
         return self._config.default_api_timeout_ms
 
-    def _now_ms(self) -> int:
-        return monotonic_ms()
-
     def _changed(self) -> None:
         self._started().wake()
 
@@ -114,7 +109,7 @@ class Admin(BlockingFace):
     def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         if self._pid != os.getpid():
             raise WrongState("the admin client belongs to the parent process: make one after the fork")
-        operation = Operation(what, monotonic_ms() + self._operations.total_ms(timeout))
+        operation = Operation(what, self._now_ms() + self._operations.total_ms(timeout))
         done = threading.Event()
         operation.on_done = lambda _operation: done.set()
         self._driven.submit(plan, operation)

@@ -55,8 +55,8 @@ class Admin(AioFace):
         self._config = settings = admin_config(read_config(ADMIN, config), keywords)
         self._operations = Operations(settings)
         self._security = security_of(settings.values)
-        self._driven = AdminDriven(settings, self._host.random, self._host.monotonic_ms())
-        self._driven.core.push_metrics(lambda: int(self._host.wall_s() * 1000))
+        self._driven = AdminDriven(settings, self._host.random, self._now_ms())
+        self._driven.core.push_metrics(self._host.wall_ms)
 
     async def __aenter__(self) -> Admin:
         return self
@@ -79,7 +79,7 @@ class Admin(AioFace):
 
     async def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         io, loop = self._started(), asyncio.get_running_loop()
-        operation = Operation(what, self._host.monotonic_ms() + self._operations.total_ms(timeout))
+        operation = Operation(what, self._now_ms() + self._operations.total_ms(timeout))
         done: asyncio.Future[None] = loop.create_future()
         operation.on_done = lambda _operation: None if done.done() else done.set_result(None)
         self._driven.submit(plan, operation)

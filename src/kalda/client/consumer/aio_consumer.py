@@ -15,80 +15,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import itertools
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from kalda import __version__
-from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.aio_shell import AioShell
-from kalda.client.consumer.common_calls import K, V, with_deserializers
+from kalda.client.consumer.common_calls import K, V
 from kalda.client.consumer.consumer_calls import (
     ConsumerCalls,
     Offset,
     Partition,
-    RebalanceListener,
     require_subscription,
 )
-from kalda.client.transport.config_files import read_config
 from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
-from kalda.clientcore.consumer import ConsumerCore
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.clientcore.interceptors import interceptors_of
 from kalda.protocol.messages.fetch import OffsetSpec
-from kalda.records.consuming import Record, RecordIterator
+from kalda.records.consuming import Record
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize, Deserializes
-    from kalda.client.keywords import ConsumerKeywords
 
 log = logging.getLogger(__name__)
-_numbers = itertools.count(1)
 _NS_PER_MS = 1_000_000
 _FOREVER_S = 3600.0 * 24 * 365
 
 
-class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
+class Consumer(ConsumerCalls[K, V], AioShell):
     """Reads topics; an asynchronous context manager that closes it."""
-
-    def __init__(
-        self,
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
-        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> None:
-        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
-        `InvalidConfig`. Connections are made in the loop of the first call that waits."""
-        self._config = settings = consumer_config(
-            read_config(CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
-        )
-        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
-        group, host = settings.group_id, self._host
-        name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
-        self._core = ConsumerCore(
-            settings,
-            client_id=settings.client_id or name,
-            software_version=__version__,
-            random=host.random,
-            member_id=host.new_member_id(),
-            now_ms=host.monotonic_ms(),
-            wall_ms=lambda: int(host.wall_s() * 1000),
-        )
-        self._core.push_metrics(lambda: int(host.wall_s() * 1000))
-        self._start(self._core)
-        self._iterator = RecordIterator(lambda: None)
-        self._listener: RebalanceListener | None = None
 
     async def __aenter__(self) -> Consumer[K, V]:
         return self
@@ -116,14 +73,8 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """The next records, up to `max_records` (`max.poll.records`); an empty list where none came within `timeout`
         seconds (None: wait). Raises `ApiError`, `Wakeup`."""
-        limit = self._config.max_poll_records if max_records is None else max_records
-        if limit < 1:
-            raise ValueError(f"max_records is {limit}; at least 1 is expected")
-        rest = self._iterator.rest
-        if rest:
-            self._iterator.replace_rest(rest[limit:])
-            return rest[:limit]
-        return await self._poll_records(timeout, limit)
+        limit, rest = self._buffered(max_records)
+        return rest or await self._poll_records(timeout, limit)
 
     async def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
         """The next records as an Arrow record batch with the columns of Spark's Kafka source, None where none came
@@ -145,6 +96,9 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
             if decoded.batch is not None or self._now_ms() >= due_ms:
                 return decoded.batch
 
+    def _next_records(self) -> None:
+        return None
+
     async def _poll_records(self, timeout: float | None, limit: int) -> list[Record[K, V]]:
         records: list[Record[K, V]] = await self._poll(timeout, lambda: self._core.take_records(limit))
         return self._intercepted(records) if records and self._interceptors else records
@@ -163,8 +117,7 @@ class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
             while True:
                 self._raise_if_woken()
                 await self._call_listener()
-                core.raise_error()
-                taken = take()
+                taken = self._take(take)
                 if taken:
                     if core.fetcher.has_room:
                         io.wake()

@@ -11,62 +11,23 @@ A loop that is blocked sends no heartbeats. The acknowledgement commit callback 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from kalda import __version__
-from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_config
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.aio_shell import AioShell
-from kalda.client.consumer.common_calls import K, Steps, V, with_deserializers
+from kalda.client.consumer.common_calls import K, Steps, V
 from kalda.client.consumer.share_calls import ShareCalls
-from kalda.client.transport.config_files import read_config
-from kalda.clientcore.share_consumer import ShareConsumerCore
-from kalda.records.consuming import Record, RecordIterator
+from kalda.records.consuming import Record
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize, Deserializes
-    from kalda.client.keywords import ShareConsumerKeywords
 
-_numbers = itertools.count(1)
-
-
-class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
+class ShareConsumer(ShareCalls[K, V], AioShell):
     """Reads topics as a member of a share group; an asynchronous context manager that closes it."""
-
-    def __init__(
-        self,
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
-        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None:
-        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
-        `InvalidConfig`. Connections are made in the loop of the first call that waits."""
-        self._config = settings = share_consumer_config(
-            read_config(SHARE_CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
-        )
-        host = self._host
-        self._core = ShareConsumerCore(
-            settings,
-            client_id=settings.client_id or f"consumer-{settings.group_id}-{next(_numbers)}",
-            software_version=__version__,
-            random=host.random,
-            member_id=host.new_member_id(),
-            now_ms=host.monotonic_ms(),
-        )
-        self._core.push_metrics(lambda: int(host.wall_s() * 1000))
-        self._iterator = RecordIterator(lambda: None)
-        self._start(self._core)
 
     async def __aenter__(self) -> ShareConsumer[K, V]:
         return self
@@ -151,9 +112,8 @@ class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
         await asyncio.sleep(0)  # an application that finds records in each poll must let the loop receive and send
         return await self._drive(steps)
 
+    def _next_records(self) -> None:
+        return None
+
     def _let_run(self) -> None:
         self._changed()
-
-    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
-        self._core.raise_error()
-        return take()

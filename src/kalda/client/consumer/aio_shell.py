@@ -40,9 +40,8 @@ class AioShell(CommonCalls, AioFace):
     _driven: _Driven
     _what = "consumer"
 
-    def _start(self, core: SubscribedCore) -> None:
-        """The I/O begins with the first call that waits."""
-        self._driven = _Driven(core)
+    def _start(self) -> None:
+        self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
         self._security = security_of(self._core.config.values)
         self._is_closed = False
@@ -62,6 +61,10 @@ class AioShell(CommonCalls, AioFace):
     def _changed(self) -> None:
         if self._io is not None:
             self._io.wake()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        self._core.raise_error()
+        return take()
 
     def _check_open(self) -> None:
         if self._is_closed:

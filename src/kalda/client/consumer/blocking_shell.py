@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from kalda.clientcore.connections.connections import Action
 from kalda.clientcore.subscribed_core import SubscribedCore
 
 if TYPE_CHECKING:
-    from kalda.base.configs.consumer import ConsumerConfig
-    from kalda.base.configs.share_consumer import ShareConsumerConfig
     from kalda.network.client.security import ClientSecurity
 
 
@@ -238,12 +237,12 @@ class BlockingShell(CommonCalls, BlockingFace):
 
     _driven: LockedConsumer
 
-    def _start(self, core: SubscribedCore, settings: ConsumerConfig | ShareConsumerConfig, client_id: str) -> None:
-        """Begin to run `core`."""
-        self._driven = LockedConsumer(core)
+    def _start(self) -> None:
+        settings = self._core.config
+        self._driven = LockedConsumer(self._core)
         security: ClientSecurity | None = security_of(settings.values)
         self._io = ConsumerIo(
-            f"kafka-consumer-network-thread | {client_id}",
+            f"kafka-consumer-network-thread | {self._core.client_id}",
             self._driven,
             security,
             settings.send_buffer_bytes,
@@ -271,14 +270,38 @@ class BlockingShell(CommonCalls, BlockingFace):
 
     # -- inside
 
-    def _now_ms(self) -> int:
-        return monotonic_ms()
-
     def _current(self) -> object:
         return threading.get_ident()
 
     def _changed(self) -> None:
         self._io.wake()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        signals, taken = self._io.signals, list[Any]()
+        try:
+            is_holding = signals.hold()
+            try:
+                with self._lock:
+                    self._core.raise_error()
+                    taken = take()
+                if taken:
+                    self._on_taken()
+            finally:
+                if is_holding:
+                    signals.release()
+        except BaseException:
+            if taken:
+                with self._lock:
+                    self._give_back(taken)
+            raise
+        return taken
+
+    def _on_taken(self) -> None:  # a consumer that fetches nothing ahead has nothing to do
+        """Something was taken of the buffers."""
+
+    @abstractmethod
+    def _give_back(self, taken: list[Any]) -> None:
+        """What was taken is not returned."""
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
-    from kalda.records.consuming import Headers
+    from kalda.records.consuming import Headers, Record
 
     Made = TypeVar("Made", covariant=True)
 
@@ -114,6 +114,18 @@ class CommonCalls(ClientFace):
     @property
     def _default_timeout_ms(self) -> int:
         return self._core.config.default_api_timeout_ms
+
+    @abstractmethod
+    def _start(self) -> None:
+        """The core is made: it may run."""
+
+    @abstractmethod
+    def _next_records(self) -> list[Record[Any, Any]] | None:
+        """What a `for` loop goes on with; None at its end, and where the loop itself awaits them."""
+
+    @abstractmethod
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        """What `take` returns of the buffers. Where a signal handler raises, it was not returned, and is given back."""
 
     @abstractmethod
     def _changed(self) -> None:

@@ -16,89 +16,43 @@ the cluster that a repetition does not mend are `ApiError`s; what passes is repe
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import os
-import random
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from kalda import __version__
-from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
-from kalda.client.consumer.common_calls import K, V, with_deserializers
+from kalda.client.consumer.common_calls import K, V
 from kalda.client.consumer.consumer_calls import (
     ConsumerCalls,
     Offset,
     Partition,
-    RebalanceListener,
     first_offsets,
     offsets_of,
     require_subscription,
 )
 from kalda.client.transport.channels import monotonic_ms
-from kalda.client.transport.config_files import read_config
 from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
-from kalda.clientcore.consumer import ConsumerCore
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.clientcore.interceptors import interceptors_of
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize, Deserializes
-    from kalda.client.keywords import ConsumerKeywords
 
 log = logging.getLogger(__name__)
-_numbers = itertools.count(1)
 _TURN_EVERY_MS = 5
 """How long polls are served from the buffers alone, without a turn of the loop."""
 _FOREVER_S = 3600.0 * 24 * 365
 
 
-class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
+class Consumer(ConsumerCalls[K, V], BlockingShell):
     """Reads topics; a context manager that closes it."""
-
-    def __init__(
-        self,
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
-        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> None:
-        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
-        `InvalidConfig`."""
-        self._config = settings = consumer_config(
-            read_config(CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
-        )
-        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
-        group = settings.group_id
-        name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
-        client_id = settings.client_id or name
-        self._core = ConsumerCore(
-            settings,
-            client_id=client_id,
-            software_version=__version__,
-            random=random.random,
-            member_id=str(uuid.uuid4()),
-            now_ms=monotonic_ms(),
-            wall_ms=lambda: int(time.time() * 1000),
-        )
-        self._core.push_metrics(lambda: int(time.time() * 1000))
-        self._start(self._core, settings, client_id)
-        self._iterator = RecordIterator(self._next_records)
-        self._listener: RebalanceListener | None = None
 
     def __enter__(self) -> Consumer[K, V]:
         return self
@@ -125,14 +79,8 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """The next records, up to `max_records` (`max.poll.records`); an empty list where none came within `timeout`
         seconds (None: wait). Raises `ApiError`, `Wakeup`."""
-        limit = self._config.max_poll_records if max_records is None else max_records
-        if limit < 1:
-            raise ValueError(f"max_records is {limit}; at least 1 is expected")
-        rest = self._iterator.rest
-        if rest:
-            self._iterator.replace_rest(rest[limit:])
-            return rest[:limit]
-        return self._poll_records(timeout, limit)
+        limit, rest = self._buffered(max_records)
+        return rest or self._poll_records(timeout, limit)
 
     def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
         """The next records as an Arrow record batch with the columns of Spark's Kafka source: key, value, topic,
@@ -202,28 +150,12 @@ class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
             self._core.requests.now_ms = now_ms
             self._core.begin_poll()
 
-    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
-        """What is buffered. Where a signal handler raises, it is fetched again: it was not returned."""
-        core, io = self._core, self._io
-        taken: list[Any] = []
-        try:
-            is_holding = io.signals.hold()
-            try:
-                with self._lock:
-                    core.raise_error()
-                    taken = take()
-                    has_room = core.fetcher.has_room
-                if taken and has_room:
-                    io.turn_at_once()  # the next Fetch is on its way while the application works
-            finally:
-                if is_holding:
-                    io.signals.release()
-        except BaseException:
-            if taken:
-                with self._lock:
-                    core.put_back(first_offsets(taken))
-            raise
-        return taken
+    def _on_taken(self) -> None:
+        if self._core.fetcher.has_room:
+            self._io.turn_at_once()  # the next Fetch is on its way while the application works
+
+    def _give_back(self, taken: list[Any]) -> None:
+        self._core.put_back(first_offsets(taken))  # it is fetched again
 
     def _has_news(self) -> bool:
         """Whether a poll has something to do besides waiting."""

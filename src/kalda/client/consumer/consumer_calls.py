@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, runtime_checkable
 
-from kalda.base.configs.consumer import ConsumerConfig
+from kalda import __version__
+from kalda.base.configs.consumer import CONSUMER, ConsumerConfig, consumer_config
 from kalda.base.errors import ApiError, ErrorCode, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import can_be_requested
-from kalda.client.consumer.common_calls import CommonCalls, Steps, Wait
+from kalda.client.consumer.common_calls import CommonCalls, K, Steps, V, Wait, with_deserializers
+from kalda.client.transport.config_files import read_config
 from kalda.clientcore.consumer import ConsumerCore, SubscriptionPattern
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.fetcher import Taken
 from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, OffsetAndEpoch, SubscriptionKind
 from kalda.clientcore.groups.membership import Call, Callback
-from kalda.clientcore.interceptors import close_all
+from kalda.clientcore.interceptors import close_all, interceptors_of
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kalda.client.consumer.common_calls import Deserialize, Deserializes
+    from kalda.client.keywords import ConsumerKeywords
 
 Partition = TopicPartition | tuple[str, int]
 Offset = OffsetAndEpoch | int
 log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
 
 
 @runtime_checkable
@@ -59,7 +70,7 @@ class ConsumerInterceptor(Protocol):
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> None: ...
 
 
-class ConsumerCalls(CommonCalls):
+class ConsumerCalls(CommonCalls, Generic[K, V]):
     """What both consumers can do."""
 
     _core: ConsumerCore
@@ -73,6 +84,35 @@ class ConsumerCalls(CommonCalls):
     _interceptors: Sequence[ConsumerInterceptor] = ()
     _is_revoking = False
     """The listener is being called for partitions that are taken away."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
+        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`. A consumer of asyncio makes its connections in the loop of the first call that waits."""
+        self._config = settings = consumer_config(
+            read_config(CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
+        )
+        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
+        of_group = "" if settings.group_id is None else f"{settings.group_id}-"
+        self._core = ConsumerCore(
+            settings,
+            client_id=settings.client_id or f"consumer-{of_group}{next(_numbers)}",
+            software_version=__version__,
+            random=self._host.random,
+            member_id=self._host.new_member_id(),
+            now_ms=self._now_ms(),
+            wall_ms=self._host.wall_ms,
+        )
+        self._core.push_metrics(self._host.wall_ms)
+        self._iterator = RecordIterator(self._next_records)
+        self._listener = None
+        self._start()
 
     # -- what is read
 
@@ -313,6 +353,16 @@ class ConsumerCalls(CommonCalls):
         yield from self._finish_quietly(operation, due_ms)
 
     # -- inside
+
+    def _buffered(self, max_records: int | None) -> tuple[int, list[Record]]:
+        """How many records a poll returns at most, and those of a `for` loop that come first. Raises `ValueError`."""
+        limit = self._config.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise ValueError(f"max_records is {limit}; at least 1 is expected")
+        rest: list[Record] = self._iterator.rest
+        if rest:
+            self._iterator.replace_rest(rest[limit:])
+        return limit, rest[:limit]
 
     @abstractmethod
     def _now_ns(self) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
-from kalda.base.configs.share_consumer import ShareConsumerConfig
+from kalda import __version__
+from kalda.base.configs.share_consumer import SHARE_CONSUMER, ShareConsumerConfig, share_consumer_config
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.base.share_states import AcknowledgeType
-from kalda.client.consumer.common_calls import CommonCalls, Steps, Wait
+from kalda.client.consumer.common_calls import CommonCalls, K, Steps, V, Wait, with_deserializers
+from kalda.client.transport.config_files import read_config
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.interceptors import close_all
 from kalda.clientcore.share_consumer import ShareConsumerCore
@@ -20,9 +24,15 @@ from kalda.clientcore.sharing.share_chunks import TakenColumns
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import pyarrow as pa
 
+    from kalda.client.consumer.common_calls import Deserialize, Deserializes
+    from kalda.client.keywords import ShareConsumerKeywords
+
 log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
 FOREVER_MS = 1000 * 3600 * 24 * 365
 
 
@@ -36,7 +46,7 @@ class AcknowledgementCommitCallback(Protocol):
     def __call__(self, offsets: Mapping[TopicPartition, frozenset[int]], error: ApiError | None, /) -> Any: ...
 
 
-class ShareCalls(CommonCalls):
+class ShareCalls(CommonCalls, Generic[K, V]):
     """What both share consumers can do."""
 
     _core: ShareConsumerCore
@@ -47,6 +57,31 @@ class ShareCalls(CommonCalls):
     _callback: AcknowledgementCommitCallback | None = None
     _calling: object = None
     """The thread or task that is in a call of the callback."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
+        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`. A consumer of asyncio makes its connections in the loop of the first call that waits."""
+        self._config = settings = share_consumer_config(
+            read_config(SHARE_CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
+        )
+        self._core = ShareConsumerCore(
+            settings,
+            client_id=settings.client_id or f"consumer-{settings.group_id}-{next(_numbers)}",
+            software_version=__version__,
+            random=self._host.random,
+            member_id=self._host.new_member_id(),
+            now_ms=self._now_ms(),
+        )
+        self._core.push_metrics(self._host.wall_ms)
+        self._iterator = RecordIterator(self._next_records)
+        self._start()
 
     def subscribe(self, topics: Iterable[str] | str) -> None:
         """Read topics, as a member of the share group; names replace the subscription that there is. Partitions are
@@ -126,10 +161,6 @@ class ShareCalls(CommonCalls):
     @abstractmethod
     def _let_run(self) -> None:
         """Polls that find records do not wait: heartbeats and acknowledgements are sent all the same."""
-
-    @abstractmethod
-    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
-        """What `take` returns of the buffers. Where the caller is interrupted, the records are released."""
 
     def _poll_steps(self, due_ms: int, take: Callable[[], list[Any]]) -> Steps:
         self._require_usable()

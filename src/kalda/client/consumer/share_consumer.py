@@ -11,68 +11,27 @@ a lock, until it is acknowledged. Otherwise as the blocking consumer.
 
 from __future__ import annotations
 
-import itertools
-import os
-import random
-import time
-import uuid
-from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from kalda import __version__
-from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_config
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
-from kalda.client.consumer.common_calls import K, V, with_deserializers
+from kalda.client.consumer.common_calls import K, V
 from kalda.client.consumer.share_calls import ShareCalls
 from kalda.client.transport.channels import monotonic_ms
-from kalda.client.transport.config_files import read_config
-from kalda.clientcore.share_consumer import ShareConsumerCore
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     import pyarrow as pa
 
-    from kalda.client.consumer.common_calls import Deserialize, Deserializes
-    from kalda.client.keywords import ShareConsumerKeywords
 
-_numbers = itertools.count(1)
 _TURN_EVERY_MS = 5
 """How long polls are served from the buffers alone, without a turn of the loop."""
 
 
-class ShareConsumer(ShareCalls, BlockingShell, Generic[K, V]):
+class ShareConsumer(ShareCalls[K, V], BlockingShell):
     """Reads topics as a member of a share group; a context manager that closes it."""
-
-    def __init__(
-        self,
-        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
-        *,
-        key_deserializer: Deserialize[K] | type[Deserializes[K]] | str | None = None,
-        value_deserializer: Deserialize[V] | type[Deserializes[V]] | str | None = None,
-        **keywords: Unpack[ShareConsumerKeywords],
-    ) -> None:
-        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
-        `InvalidConfig`."""
-        self._config = settings = share_consumer_config(
-            read_config(SHARE_CONSUMER, config), with_deserializers(keywords, key_deserializer, value_deserializer)
-        )
-        client_id = settings.client_id or f"consumer-{settings.group_id}-{next(_numbers)}"
-        self._core = ShareConsumerCore(
-            settings,
-            client_id=client_id,
-            software_version=__version__,
-            random=random.random,
-            member_id=str(uuid.uuid4()),
-            now_ms=monotonic_ms(),
-        )
-        self._core.push_metrics(lambda: int(time.time() * 1000))
-        self._iterator = RecordIterator(self._next_records)
-        self._start(self._core, settings, client_id)
 
     def __enter__(self) -> ShareConsumer[K, V]:
         return self
@@ -148,22 +107,6 @@ class ShareConsumer(ShareCalls, BlockingShell, Generic[K, V]):
         if monotonic_ms() - self._io.last_turn_ms >= _TURN_EVERY_MS:
             self._io.turn_at_once()
 
-    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
-        """Where a signal handler raises, what was taken is released: it was not returned."""
-        signals = self._io.signals
-        taken: list[Any] = []
-        try:
-            is_holding = signals.hold()
-            try:
-                with self._lock:
-                    self._core.raise_error()
-                    taken = take()
-            finally:
-                if is_holding:
-                    signals.release()
-        except BaseException:
-            if taken:
-                with self._lock:
-                    self._core.release()
-            raise
-        return taken
+    def _give_back(self, taken: list[Any]) -> None:
+        del taken
+        self._core.release()

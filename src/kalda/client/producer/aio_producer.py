@@ -94,7 +94,7 @@ class Producer(ProducerCalls, AioFace):
             lock=nullcontext(),
             now_ms=self._host.monotonic_ms(),
         )
-        self._core.push_metrics(lambda: int(self._host.wall_s() * 1000))
+        self._core.push_metrics(self._host.wall_ms)
         self._driven = _Driven(self._core, self._outgoing)
         self._wall_s, self._monotonic_ms = self._host.wall_s, self._host.monotonic_ms
         self._security = security_of(self._config.values)

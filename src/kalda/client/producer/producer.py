@@ -20,7 +20,6 @@ import atexit
 import itertools
 import logging
 import os
-import random
 import threading
 import time
 import weakref
@@ -147,12 +146,12 @@ class Producer(ProducerCalls, BlockingFace):
             settings,
             client_id=client_id,
             software_version=__version__,
-            random=random.random,
+            random=self._host.random,
             ticket_type=DeliveryFuture,
             lock=threading.Lock(),
             now_ms=monotonic_ms(),
         )
-        core.push_metrics(lambda: int(time.time() * 1000))
+        core.push_metrics(self._host.wall_ms)
         self._core = core
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
@@ -361,9 +360,6 @@ class Producer(ProducerCalls, BlockingFace):
         if buffer is None:
             raise self._exhausted(size)
         return buffer
-
-    def _now_ms(self) -> int:
-        return monotonic_ms()
 
     def _now_ns(self) -> int:
         return time.perf_counter_ns()

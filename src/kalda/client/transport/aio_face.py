@@ -1,5 +1,4 @@
-"""An asyncio client: the loop that it belongs to, and what it gets from the machine that it runs on: clocks, random
-numbers, and its connections.
+"""An asyncio client: the loop that it belongs to, and its connections there.
 
 Not obvious:
 
@@ -9,33 +8,20 @@ Not obvious:
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-import uuid
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import WrongState
 from kalda.base.ids import Uuid
-from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.driven import Driven
-from kalda.client.transport.faces import ClientFace
+from kalda.client.transport.faces import ClientFace, ClientHost
 from kalda.client.transport.io_loop import IoLoop
 
 if TYPE_CHECKING:
     from kalda.network.client.security import ClientSecurity
 
 
-class ClientHost:
-    """A real machine. The simulator has another one, in virtual time."""
-
-    monotonic_ms: Callable[[], int] = staticmethod(monotonic_ms)
-    wall_s: Callable[[], float] = staticmethod(time.time)
-    random: Callable[[], float] = staticmethod(random.random)
-
-    def new_member_id(self) -> str:
-        """A fresh UUID, for a member of a group with `group.protocol=consumer`."""
-        return str(uuid.uuid4())
+class LoopHost(ClientHost):
+    """What asyncio clients get besides: connections on a loop."""
 
     def new_io(
         self,
@@ -49,21 +35,15 @@ class ClientHost:
         return IoLoop(loop, driven, security, send_bytes, receive_bytes)
 
 
-REAL_HOST = ClientHost()
-
-
 class AioFace(ClientFace):
     """A client whose I/O runs on the loop of its user: the one in which its first call waits."""
 
-    _host: ClientHost = REAL_HOST
+    _host: LoopHost = LoopHost()
     _security: ClientSecurity | None
     _what: str
     """What a sentence calls it: producer, consumer."""
     _io: IoLoop | None = None
     _loop: asyncio.AbstractEventLoop | None = None
-
-    def _now_ms(self) -> int:
-        return self._host.monotonic_ms()
 
     def _started(self) -> IoLoop:
         """The I/O, which begins here. Raises `WrongState` in another loop than before."""

@@ -1,33 +1,55 @@
-"""The base of what users hold of a client, blocking or asyncio: its metrics, and that it is of one process."""
+"""The base of what users hold of a client, blocking or asyncio: its machine, its metrics, its one process."""
 
 from __future__ import annotations
 
+import random
 import threading
+import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kalda.base.errors import WrongState
 from kalda.base.ids import Uuid
+from kalda.client.transport.channels import monotonic_ms
 
 if TYPE_CHECKING:
     from kalda.client.transport.driven import Driven
     from kalda.clientcore.connections.own_metrics import OwnMetrics
 
 
+class ClientHost:
+    """What a client gets from the machine that it runs on: clocks and random numbers. The simulator has another one, in
+    virtual time."""
+
+    monotonic_ms: Callable[[], int] = staticmethod(monotonic_ms)
+    wall_s: Callable[[], float] = staticmethod(time.time)
+    random: Callable[[], float] = staticmethod(random.random)
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return int(self.wall_s() * 1000)
+
+    def new_member_id(self) -> str:
+        """A fresh UUID, for a member of a group with `group.protocol=consumer`."""
+        return str(uuid.uuid4())
+
+
 class ClientFace(ABC):
     """What a client of any kind can do. It has connections and threads, and so cannot pass to another process."""
 
     _driven: Driven
+    _host: ClientHost = ClientHost()
 
     @property
     @abstractmethod
     def _default_timeout_ms(self) -> int:
         """How long a call waits that names no timeout."""
 
-    @abstractmethod
     def _now_ms(self) -> int:
         """Monotonic time."""
+        return self._host.monotonic_ms()
 
     def metrics(self) -> dict[str, Any]:
         """The client's metrics by Kafka's names; those of a topic, a partition or a node behind its name and a dot."""
