@@ -45,7 +45,7 @@ class SimClientHost(LoopHost):
     def new_member_id(self) -> str:
         return uuid_to_text(random_uuid(self._rng.randbytes))
 
-    def new_io(self, loop: asyncio.AbstractEventLoop, driven: Driven, *_: Any) -> IoLoop:
+    def new_io(self, loop: asyncio.AbstractEventLoop, driven: Driven) -> IoLoop:
         return _SimIo(loop, driven, self.monotonic_ms)
 
 
@@ -122,7 +122,7 @@ class _SimIo(IoLoop):
     """The turns of one client, over the simulated network."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, driven: Driven, now_ms: Callable[[], int]) -> None:
-        super().__init__(loop, driven, None, -1, -1, now_ms)
+        super().__init__(loop, driven, now_ms)
         self._channels = _SimChannels(loop, driven, self, now_ms)
 
 
@@ -130,7 +130,7 @@ class _SimChannels(Channels):
     """The simulated connections of one client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, driven: Driven, io: IoLoop, now_ms: Callable[[], int]) -> None:
-        super().__init__(driven, io, None, -1, -1)
+        super().__init__(driven, io)
         self.arena = Arena()
         self._loop = loop
         self._io = io

@@ -28,6 +28,8 @@ DUE_MS = 3
 class OneTimer:
     """A core with a timer, which ends with it. Like every core, it names the timers after the time that it is given."""
 
+    security = None
+
     def __init__(self) -> None:
         self.has_fired = False
         self.metrics = ClientMetrics("test", "test")
@@ -58,7 +60,7 @@ def test_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 2 * DUE_MS)  # each look at the clock is later than the timer
     monkeypatch.setattr(io_thread, "monotonic_ms", lambda: next(clock))
     driven = OneTimer()
-    thread = IoThread("test", driven, None, 1024, 1024)
+    thread = IoThread("test", driven)
     thread.start()
     thread.join(TIMEOUT_S)
     assert driven.has_fired
@@ -69,7 +71,7 @@ def test_of_the_loop() -> None:
     driven = OneTimer()
 
     async def run() -> None:
-        io = IoLoop(asyncio.get_running_loop(), driven, None, 1024, 1024, now_ms=lambda: next(clock))
+        io = IoLoop(asyncio.get_running_loop(), driven, now_ms=lambda: next(clock))
         io.wake()
         await asyncio.wait_for(asyncio.shield(io.ended), TIMEOUT_S)
 
@@ -118,7 +120,7 @@ class Interrupted:
 
 def test_an_interrupted_wake_prevents_no_later_one() -> None:
     driven = UntilStopped()
-    thread = IoThread("test", driven, None, 1024, 1024)
+    thread = IoThread("test", driven)
     waker: Any = Interrupted(thread._waker)
     thread._waker = waker
     thread.start()
@@ -133,7 +135,7 @@ def test_an_interrupted_wake_prevents_no_later_one() -> None:
 
 
 def test_a_descriptor_that_was_closed_is_waited_for_no_longer() -> None:
-    thread = IoThread("test", UntilStopped(), None, 1024, 1024)
+    thread = IoThread("test", UntilStopped())
     watched, peer = socket.socketpair()
     thread.watch(1, watched, True)
     watched.close()
@@ -161,7 +163,8 @@ def test_what_waited_for_a_login_is_reported_as_written() -> None:
     written: list[int] = []
     driven, security = Mock(), Mock()
     driven.at.return_value.on_written = written.append
-    channels = Channels(driven, Mock(), security, 1024, 1024)
+    driven.security = security
+    channels = Channels(driven, Mock())
     channels._channels[7] = Renewed()  # type: ignore[assignment]
     channels.on_event(7, True, False)
     assert written == [7]
@@ -169,7 +172,7 @@ def test_what_waited_for_a_login_is_reported_as_written() -> None:
 
 def test_a_wake_during_a_turn_ends_its_waiting() -> None:
     driven = UntilStopped()
-    thread = IoThread("test", driven, None, 1024, 1024)
+    thread = IoThread("test", driven)
 
     def told_too_late(now_ms: int) -> int | None:
         thread.wake()
@@ -203,7 +206,7 @@ class CountedLock:
 
 def test_a_producers_thread_pauses_once_for_a_wait_that_lasts() -> None:
     driven = UntilStopped()
-    io = ProducerIo("test", driven, None, 1024, 1024)
+    io = ProducerIo("test", driven)
     resume: Any = CountedLock(io._resume)
     io._resume = resume
     awaited = SimpleNamespace(is_done=False)

@@ -22,7 +22,6 @@ from kalda.base.configs.admin import ADMIN, admin_config
 from kalda.base.errors import WrongState
 from kalda.client.admin.admin_driven import AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
-from kalda.client.transport.channels import security_of
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.io_thread import IoThread
@@ -67,13 +66,7 @@ class Admin(BlockingFace):
         self._operations = Operations(settings)
         self._driven = AdminDriven(settings, self._host.random, self._now_ms(), self._first_contact_ms)
         self._driven.core.push_metrics(self._host.wall_ms)
-        self._io = IoThread(
-            f"kafka-admin-client-thread | {self._driven.client_id}",
-            self._driven,
-            security_of(settings.values),
-            settings.send_buffer_bytes,
-            settings.receive_buffer_bytes,
-        )
+        self._io = IoThread(f"kafka-admin-client-thread | {self._driven.client_id}", self._driven)
         self._starting = threading.Lock()
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._driven, self._io)

@@ -12,7 +12,6 @@ from kalda.base.configs.admin import ADMIN, admin_config
 from kalda.client.admin.admin_driven import AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
 from kalda.client.transport.aio_face import AioFace
-from kalda.client.transport.channels import security_of
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.administration import Plan
 from kalda.clientcore.consuming.consumer_errors import Operation
@@ -54,7 +53,6 @@ class Admin(AioFace):
         `InvalidConfig`. Connections are made in the loop of the first call."""
         self._config = settings = admin_config(read_config(ADMIN, config), keywords)
         self._operations = Operations(settings)
-        self._security = security_of(settings.values)
         self._driven = AdminDriven(settings, self._host.random, self._now_ms())
         self._driven.core.push_metrics(self._host.wall_ms)
 

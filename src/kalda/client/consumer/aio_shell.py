@@ -13,7 +13,6 @@ from typing import Any
 
 from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven, Steps
 from kalda.client.transport.aio_face import AioFace
-from kalda.client.transport.channels import security_of
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.subscribed_core import SubscribedCore
 
@@ -43,7 +42,6 @@ class AioShell(CommonCalls, AioFace):
     def _start(self) -> None:
         self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
-        self._security = security_of(self._core.config.values)
         self._is_closed = False
         self._is_woken = False
 

@@ -15,9 +15,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
 from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven, Steps
-from kalda.client.transport.channels import Channels, Watch, monotonic_ms, security_of
+from kalda.client.transport.channels import Channels, Watch, monotonic_ms
 from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.held_signals import HoldingLock
 from kalda.client.transport.io_thread import Awaited, IoThread
@@ -25,7 +25,7 @@ from kalda.clientcore.connections.connections import Action
 from kalda.clientcore.subscribed_core import SubscribedCore
 
 if TYPE_CHECKING:
-    from kalda.network.client.security import ClientSecurity
+    pass
 
 
 log = logging.getLogger(__name__)
@@ -81,11 +81,9 @@ class ConsumerIo(IoThread):
     computing, never while a thread waits for sockets. Signal handlers (Ctrl-C) run, and may raise, while a thread of
     the application waits for sockets, and else behind its turn (`held_signals`)."""
 
-    def __init__(
-        self, name: str, driven: LockedConsumer, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
-    ) -> None:
-        super().__init__(name, driven, security, send_bytes, receive_bytes)
-        self._channels = _LockedChannels(driven, self, security, send_bytes, receive_bytes)
+    def __init__(self, name: str, driven: LockedConsumer) -> None:
+        super().__init__(name, driven)
+        self._channels = _LockedChannels(driven, self)
         self._consumer = driven
         self._baton = threading.Lock()
         self._callers = 0
@@ -94,27 +92,21 @@ class ConsumerIo(IoThread):
         self._resume = threading.Event()
         self.last_turn_ms = 0
 
-    def run(self) -> None:
-        """The background thread's work."""
-        failure: ApiError | None = None
+    def _work(self) -> None:
         driven = self._consumer
-        try:
-            while not driven.is_ending:
-                idle_s = time.monotonic() - self._last_call_s
-                if self._callers or idle_s < _GRACE_S:
-                    self._resume.wait(_GRACE_S)
-                    continue
-                with self._baton:
-                    if not self._callers and not driven.is_ending:
-                        self._turn()
-        except BaseException as error:
-            log.exception("the I/O thread %s failed", self.name)
-            failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the I/O thread failed: {error!r}")
-        finally:
+        while not driven.is_ending:
+            idle_s = time.monotonic() - self._last_call_s
+            if self._callers or idle_s < _GRACE_S:
+                self._resume.wait(_GRACE_S)
+                continue
             with self._baton:
-                driven.is_ending = True
-                driven.on_end(failure)
-                self._close_sockets()
+                if not self._callers and not driven.is_ending:
+                    self._turn()
+
+    def _end(self, failure: ApiError | None) -> None:
+        with self._baton:
+            self._consumer.is_ending = True
+            super()._end(failure)
 
     def stop(self) -> None:
         """End the thread, and close all connections."""
@@ -206,10 +198,8 @@ class ConsumerIo(IoThread):
 class _LockedChannels(Channels):
     """Calls of the core, as actions are carried out and events come, are made under its lock."""
 
-    def __init__(
-        self, driven: LockedConsumer, watch: Watch, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
-    ) -> None:
-        super().__init__(driven, watch, security, send_bytes, receive_bytes)
+    def __init__(self, driven: LockedConsumer, watch: Watch) -> None:
+        super().__init__(driven, watch)
         self._lock = driven.lock
 
     def carry_out(self) -> None:
@@ -238,16 +228,8 @@ class BlockingShell(CommonCalls, BlockingFace):
     _driven: LockedConsumer
 
     def _start(self) -> None:
-        settings = self._core.config
         self._driven = LockedConsumer(self._core)
-        security: ClientSecurity | None = security_of(settings.values)
-        self._io = ConsumerIo(
-            f"kafka-consumer-network-thread | {self._core.client_id}",
-            self._driven,
-            security,
-            settings.send_buffer_bytes,
-            settings.receive_buffer_bytes,
-        )
+        self._io = ConsumerIo(f"kafka-consumer-network-thread | {self._core.client_id}", self._driven)
         self._lock = HoldingLock(self._driven.lock, self._io.signals)
         self._is_closed = False
         self._is_woken = False

@@ -21,7 +21,6 @@ from kalda.base.errors import ApiError, CallTimeout
 from kalda.client.producer.delivery import leaves
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
 from kalda.client.transport.aio_face import AioFace
-from kalda.client.transport.channels import security_of
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.connections.cluster_values import Partition
@@ -97,7 +96,6 @@ class Producer(ProducerCalls, AioFace):
         self._core.push_metrics(self._host.wall_ms)
         self._driven = _Driven(self._core, self._outgoing)
         self._wall_s, self._monotonic_ms = self._host.wall_s, self._host.monotonic_ms
-        self._security = security_of(self._config.values)
         self._appenders: dict[str, TopicAppender] = {}
         """The topics to which `send` appends without a detour; empty where every record needs one."""
 

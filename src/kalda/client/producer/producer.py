@@ -34,7 +34,7 @@ from kalda.base.errors import ApiError, CallTimeout, WrongState
 from kalda.client.producer.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
 from kalda.client.producer.producer_io import ProducerIo
-from kalda.client.transport.channels import monotonic_ms, security_of
+from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.faces import BlockingFace
 from kalda.clientcore.connections.cluster_values import Partition
@@ -155,14 +155,7 @@ class Producer(ProducerCalls, BlockingFace):
         self._core = core
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
-        security = security_of(settings.values)
-        driven.thread = self._thread = ProducerIo(
-            f"kafka-producer-network-thread | {client_id}",
-            driven,
-            security,
-            settings.send_buffer_bytes,
-            settings.receive_buffer_bytes,
-        )
+        driven.thread = self._thread = ProducerIo(f"kafka-producer-network-thread | {client_id}", driven)
         core.accumulator.io = self._thread
         self._thread.start()
         _open.add(driven)

@@ -28,7 +28,7 @@ from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_thread import Awaited, IoThread
 
 if TYPE_CHECKING:
-    from kalda.network.client.security import ClientSecurity
+    pass
 
 _GRACE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
@@ -42,10 +42,8 @@ _SIGNALS_EVERY_S = 0.05
 class ProducerIo(IoThread):
     """The turns of one producer, and the thread that runs them while the application's threads do not."""
 
-    def __init__(
-        self, name: str, driven: Driven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
-    ) -> None:
-        super().__init__(name, driven, security, send_bytes, receive_bytes)
+    def __init__(self, name: str, driven: Driven) -> None:
+        super().__init__(name, driven)
         self._baton = threading.Lock()
         self._resume = threading.Lock()
         """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""

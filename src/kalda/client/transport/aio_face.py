@@ -17,29 +17,21 @@ from kalda.client.transport.faces import ClientFace, ClientHost
 from kalda.client.transport.io_loop import IoLoop
 
 if TYPE_CHECKING:
-    from kalda.network.client.security import ClientSecurity
+    pass
 
 
 class LoopHost(ClientHost):
     """What asyncio clients get besides: connections on a loop."""
 
-    def new_io(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        driven: Driven,
-        security: ClientSecurity | None,
-        send_bytes: int,
-        receive_bytes: int,
-    ) -> IoLoop:
-        """What runs a core on the loop; the sizes are those of socket buffers, -1: the system's."""
-        return IoLoop(loop, driven, security, send_bytes, receive_bytes)
+    def new_io(self, loop: asyncio.AbstractEventLoop, driven: Driven) -> IoLoop:
+        """What runs a core on the loop."""
+        return IoLoop(loop, driven)
 
 
 class AioFace(ClientFace):
     """A client whose I/O runs on the loop of its user: the one in which its first call waits."""
 
     _host: LoopHost = LoopHost()
-    _security: ClientSecurity | None
     _what: str
     """What a sentence calls it: producer, consumer."""
     _io: IoLoop | None = None
@@ -50,9 +42,7 @@ class AioFace(ClientFace):
         loop = asyncio.get_running_loop()
         if self._io is None:
             self._loop = loop
-            config = self._driven.core.config
-            sizes = config.send_buffer_bytes, config.receive_buffer_bytes
-            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
+            self._io = self._host.new_io(loop, self._driven)
         elif loop is not self._loop:
             raise WrongState(f"the {self._what} belongs to another event loop: make one in each loop")
         return self._io

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,6 @@ from kalda.clientcore.connections.connections import Close, Connect, SocketAddre
 
 if TYPE_CHECKING:
     from kalda.client.transport.sasl_channel import SaslChannel
-    from kalda.network.client.security import ClientSecurity
     from kalda.security.login import ClientLogin
 
 
@@ -48,25 +47,13 @@ def monotonic_ms() -> int:
     return int(time.monotonic() * 1000)
 
 
-def security_of(values: Mapping[str, object]) -> ClientSecurity | None:
-    """By `security.protocol` and the keys of TLS and SASL; None for plain text. Raises `InvalidConfig`."""
-    if str(values.get("security.protocol") or "PLAINTEXT").upper() == "PLAINTEXT":
-        return None
-    from kalda.network.client.security import require
-
-    return require(values)
-
-
 class Channels:
     """The sockets of one client, by connection id."""
 
-    def __init__(
-        self, driven: Driven, watch: Watch, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
-    ) -> None:
+    def __init__(self, driven: Driven, watch: Watch) -> None:
         self._driven = driven
         self._watch = watch
-        self._security = security
-        self._socket_bytes = send_bytes, receive_bytes
+        self._security = driven.security
         self._channels: dict[int, Channel | SaslChannel] = {}
         self._unflushed: dict[int, Channel | SaslChannel] = {}
         """Connections with bytes that were queued in this turn."""
@@ -127,13 +114,13 @@ class Channels:
         """Begin to connect. Raises `OSError`."""
         security = self._security
         if security is None:
-            return Channel(address, *self._socket_bytes)
+            return Channel(address, *self._driven.socket_bytes)
         if security.tls is None:
-            inner = Channel(address, *self._socket_bytes)
+            inner = Channel(address, *self._driven.socket_bytes)
         else:
             from kalda.client.transport.tls_channel import TlsChannel
 
-            inner = TlsChannel(address, *self._socket_bytes, security.tls, host)
+            inner = TlsChannel(address, *self._driven.socket_bytes, security.tls, host)
         if security.mechanism is None:
             return inner
         from kalda.client.transport.sasl_channel import SaslChannel

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
 from kalda.clientcore.client_core import ClientCore
 from kalda.clientcore.connections.connections import Action, Connections
+
+if TYPE_CHECKING:
+    from kalda.network.client.security import ClientSecurity
+
+
+def security_of(values: Mapping[str, object]) -> ClientSecurity | None:
+    """By `security.protocol` and the keys of TLS and SASL; None for plain text. Raises `InvalidConfig`."""
+    if str(values.get("security.protocol") or "PLAINTEXT").upper() == "PLAINTEXT":
+        return None
+    from kalda.network.client.security import require
+
+    return require(values)
 
 
 class Driven(ABC):
     """A client's core, and how far the client is: it ends at the turn behind which `is_over`, and then has `on_end`."""
 
     core: ClientCore
+    security: ClientSecurity | None = None
+    """Of its connections; None for plain text."""
+    socket_bytes = -1, -1
+    """The sizes of the buffers of its sockets, for sending and receiving; -1: the system's."""
 
     def __init__(self, core: ClientCore) -> None:
         self.core = core
+        self.security = security_of(core.config.values)
+        self.socket_bytes = core.config.send_buffer_bytes, core.config.receive_buffer_bytes
         self.metrics = core.metrics
         """The client's metrics: I/O is counted there."""
         self.is_ending = False

@@ -18,7 +18,7 @@ from kalda.client.transport.driven import Driven
 from kalda.clientcore.connections.connections import Connect
 
 if TYPE_CHECKING:
-    from kalda.network.client.security import ClientSecurity
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,12 @@ class IoLoop:
         self,
         loop: asyncio.AbstractEventLoop,
         driven: Driven,
-        security: ClientSecurity | None,
-        send_bytes: int,
-        receive_bytes: int,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._loop = loop
         self._now_ms = now_ms
         self._driven = driven
-        self._security = security
-        self._channels: Channels = Channels(driven, self, security, send_bytes, receive_bytes)
+        self._channels: Channels = Channels(driven, self)
         self._io_s = loop.time()
         """When the last reading or writing has ended."""
         self._is_scheduled = False
@@ -158,10 +154,11 @@ class IoLoop:
         return True
 
     async def _log_in(self, connection_id: int, host: str) -> None:
-        assert self._security is not None, "only connections with SASL log in"
+        security = self._driven.security
+        assert security is not None, "only connections with SASL log in"
         login = failure = None
         try:
-            login = await asyncio.to_thread(self._security.login, host)
+            login = await asyncio.to_thread(security.login, host)
         except ApiError as error:
             failure = error
         except Exception as error:

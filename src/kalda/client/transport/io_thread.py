@@ -31,7 +31,7 @@ from kalda.client.transport.held_signals import HeldSignals
 from kalda.clientcore.connections.connections import Connect
 
 if TYPE_CHECKING:
-    from kalda.network.client.security import ClientSecurity
+    pass
 
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_MS = 60_000
@@ -48,12 +48,10 @@ class Awaited(Protocol):
 class IoThread(threading.Thread):
     """The thread of one client."""
 
-    def __init__(
-        self, name: str, driven: Driven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
-    ) -> None:
+    def __init__(self, name: str, driven: Driven) -> None:
         super().__init__(name=name, daemon=True)
         self._driven = driven
-        self._channels = Channels(driven, self, security, send_bytes, receive_bytes)
+        self._channels = Channels(driven, self)
         self._metrics = driven.metrics
         self._io_ns = 0
         """Nanoseconds of writing since the last wait for sockets."""
