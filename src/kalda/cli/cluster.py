@@ -20,13 +20,12 @@ from kalda.cli.cluster_local import (
     down_command,
     exclusive,
     failing,
-    interruptible,
     line_printer,
     logs_command,
     status_command,
 )
 from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
-from kalda.cli.common.failures import INTERRUPTED, Failure, failure_of
+from kalda.cli.common.failures import INTERRUPTED, Failure, failure_of, interruptible
 from kalda.cli.common.nouns import KaldaCommand, Noun
 from kalda.cli.common.output import (
     ProgressLine,

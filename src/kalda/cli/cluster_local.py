@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kalda.cli.common.failures import Failure
+from kalda.cli.common.failures import Failure, interruptible
 from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import is_json, print_json, print_table
 from kalda.cli.common.session import json_option
@@ -118,31 +116,6 @@ def exclusive(directory: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):
                     for each in made:
                         each.rmdir()
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a wait as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            # When a terminal is closed, several SIGHUPs come. The next must not interrupt the stopping of nodes.
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                before[number] = signal.signal(number, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # -- status

@@ -16,7 +16,7 @@ import click
 from kalda.base.printable import printable
 from kalda.cli.common.completing import complete_group
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.metrics_pages import addresses, node_option, read
+from kalda.cli.common.metrics_pages import node_option, read_all
 from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import counted, is_json, print_json, print_table
 from kalda.cli.common.session import json_option, with_cluster
@@ -50,7 +50,7 @@ def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: in
     Example:
       kalda explain throttle --client-id loader --user alice
     """
-    found = [read(each, "/explain/throttle", user=user, client=client_id) for each in addresses(admin, node_id)]
+    found = read_all(admin, "/explain/throttle", node_id, user=user, client=client_id)
     if is_json():
         print_json(found)
         return
@@ -90,7 +90,7 @@ def access_command(
         "resource": name or "kafka-cluster",
         "host": host,
     }
-    found = [read(each, "/explain/access", **query) for each in addresses(admin, node_id)]
+    found = read_all(admin, "/explain/access", node_id, **query)
     if is_json():
         print_json(found)
         return
@@ -160,7 +160,7 @@ def rebalance_command(admin: CommandAdmin, group: str, node_id: int | None) -> N
     Example:
       kalda explain rebalance billing
     """
-    asked = [read(each, "/explain/rebalance", group=group) for each in addresses(admin, node_id)]
+    asked = read_all(admin, "/explain/rebalance", node_id, group=group)
     found = [each for each in asked if each["error"] is None or each["rebalances"]]
     if not found:
         reasons = ", ".join(f"broker {each['node']}: {each['error']}" for each in asked)

@@ -12,7 +12,7 @@ from kalda.base.ids import TopicPartition
 from kalda.base.printable import printable
 from kalda.cli.common.completing import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.metrics_pages import addresses, read
+from kalda.cli.common.metrics_pages import read_all
 from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import (
     confirm,
@@ -143,7 +143,7 @@ def _print_state(group: Group) -> None:
 
 def _locks(admin: CommandAdmin, name: str) -> list[dict[str, Any]]:
     """The records in flight of a group, from all brokers that say so."""
-    found = [read(each, "/explain/locks", group=name) for each in addresses(admin)]
+    found = read_all(admin, "/explain/locks", group=name)
     rows: list[dict[str, Any]] = [row for node in found for row in node["in_flight"]]
     left_out = sum(node["all"] for node in found) - len(rows)
     if left_out:

@@ -18,7 +18,7 @@ import pytest
 
 from kalda.broker.process.node import StartError
 from kalda.cli import cluster, main, server
-from kalda.cli.cluster_local import interruptible
+from kalda.cli.common.failures import interruptible
 from kalda.cli.local.stopping import Stopped
 from kalda.cli.records.consume import _ending_normally
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import IO, Any, NoReturn
 
 import click
@@ -47,6 +50,31 @@ def end_by_closed_pipe() -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)
     raise AssertionError("SIGPIPE ends the process")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a wait as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            # When a terminal is closed, several SIGHUPs come. The next must not interrupt what ends then.
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                before[number] = signal.signal(number, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _UNKNOWN_KEY = re.compile(r"Unknown (?:topic|group) config name: (\S+)")

@@ -68,6 +68,11 @@ def read(address: MetricsAddress, path: str, **query: str) -> Any:
         connection.close()
 
 
+def read_all(admin: CommandAdmin, path: str, node_id: int | None = None, **query: str) -> list[Any]:
+    """The page of each broker that serves metrics, or of one. Raises `Failure`, `ApiError`."""
+    return [read(each, path, **query) for each in addresses(admin, node_id)]
+
+
 def clock_of(address: MetricsAddress) -> float | None:
     """The broker's time of day, in whole seconds since 1970; None where it does not say. Raises `OSError`."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)

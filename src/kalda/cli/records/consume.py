@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -17,7 +16,7 @@ from click.core import ParameterSource
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.completing import complete_group, complete_topic
-from kalda.cli.common.failures import Failure
+from kalda.cli.common.failures import Failure, interruptible
 from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import is_stdout_closed
 from kalda.cli.common.session import unescape, with_cluster
@@ -199,25 +198,13 @@ def _pattern(option: str, text: str) -> re.Pattern[bytes]:
 @contextmanager
 def _ending_normally() -> Iterator[None]:
     """Treat Ctrl-C, SIGTERM, SIGHUP and a closed stdout pipe as the normal end of a consumer."""
-
-    def stop(number: int, _: object) -> None:
-        if number == signal.SIGHUP:
-            # When a terminal is closed, several SIGHUPs come. The next must not interrupt leaving the group.
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with interruptible():
+        try:
+            yield
+        except KeyboardInterrupt:
+            pass
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Reading:
