@@ -81,7 +81,7 @@ SPECIFICATION = {
 LIGHT = {"SPARK_MASTER": "local[2]", "SPARK_JARS_PROVIDED": "1"}
 """The environment of a command whose jars are given."""
 LIGHT_SPARK = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",  # a process lives for a few batches of a few rows
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",

@@ -52,7 +52,7 @@ libraries: [{glob: {include: a.py}}]
 configuration:
   spark.sql.warehouse.dir: s3a://lake/tables
   spark.sql.shuffle.partitions: "1"
-  spark.driver.extraJavaOptions: -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+  spark.driver.extraJavaOptions: -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC
   spark.databricks.delta.snapshotPartitions: "1"
   spark.driver.extraClassPath: "%s"
   spark.hadoop.fs.s3a.endpoint: http://127.0.0.1:%d
