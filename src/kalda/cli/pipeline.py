@@ -541,7 +541,7 @@ def redrive_topic_command(
 
 @pipeline.command("check")
 @_project
-@click.option("--no-spark", is_flag=True, help="Only what can be told without Java.")
+@click.option("--no-spark", is_flag=True, help="Only what can be checked without Java.")
 @click.option("--no-cluster", is_flag=True, help="Do not request the topics from their clusters.")
 @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
 @report_option
@@ -565,7 +565,7 @@ def check_command(project: Path, no_spark: bool, no_cluster: bool, spark_pairs: 
             settings = specification.session_settings
             with _session(line, specification.name, specification.modules, settings) as spark:
                 check_with_spark(spark, specification)
-        say(f"{specification.name}: nothing is wrong" + (" that can be told without Spark" if no_spark else ""))
+        say(f"{specification.name}: nothing is wrong" + (" that can be found without Spark" if no_spark else ""))
 
 
 @pipeline.command("mirror")

@@ -213,7 +213,7 @@ def _refusal(replica: Replica, cluster_id: str | None, node_id: int, epoch: int)
         return ErrorCode.INCONSISTENT_CLUSTER_ID
     if epoch < replica.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
-    if node_id < 0 or not replica.adopts_epoch(epoch, MAX_CALLED_EPOCH):
+    if node_id < 0 or not replica.may_adopt_epoch(epoch, MAX_CALLED_EPOCH):
         return ErrorCode.INVALID_REQUEST
     return None
 

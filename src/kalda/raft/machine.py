@@ -172,7 +172,7 @@ class RaftMachine(Replica):
     def _on_reply_header(self, header: rpc.ReplyHeader, now: int) -> HeaderOutcome:
         """Every reply has the epoch and the leader of the replica that sent it."""
         error, epoch, leader_id, endpoints = header
-        if not self.adopts_epoch(epoch, MAX_REPLIED_EPOCH):
+        if not self.may_adopt_epoch(epoch, MAX_REPLIED_EPOCH):
             return HeaderOutcome.BACK_OFF
         has_no_leader = self.leader_id is None or isinstance(self.role, Unattached)
         if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and has_no_leader):

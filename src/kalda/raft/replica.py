@@ -12,7 +12,7 @@ in the order in which it must be carried out. Between two steps of the machine t
 
 Not obvious:
 
-- An epoch of another replica is adopted only after `Replica.adopts_epoch`: the last one would end all elections.
+- An epoch of another replica is adopted only after `Replica.may_adopt_epoch`: the last one would end all elections.
 - `Replica.log` of the quorum is ahead of the file by the effects that are queued. Every transition empties the
   outbox, every truncation raises the generation of flushes.
 """
@@ -227,11 +227,12 @@ class Replica:
         """A call may leave its cluster out."""
         return cluster_id is not None and self.config.cluster_id is not None and cluster_id != self.config.cluster_id
 
-    def adopts_epoch(self, epoch: int, limit: int) -> bool:
-        """Whether another replica may raise the epoch to `epoch`. One message with the last epoch would end all
-        elections, for good. So calls, which any node with the right to the cluster may send, leave half of the epochs
-        to elections. Replies, which the voters' own addresses send, may go further: a replica that was down while
-        others passed the limit gets their epoch so."""
+    def may_adopt_epoch(self, epoch: int, limit: int) -> bool:
+        """Whether another replica may raise the epoch to `epoch`: at most `EPOCHS_AHEAD` beyond this one's, or beyond
+        the `limit`. One message with the last epoch would end all elections, for good. So the limit of calls, which any
+        node with the right to the cluster may send, leaves half of the epochs to elections. That of replies, which the
+        voters' own addresses send, is higher: so a replica that was down while others passed the lower one gets their
+        epoch."""
         return epoch <= max(self.epoch, limit) + EPOCHS_AHEAD
 
     def leader_refusal(self, cluster_id: str | None, epoch: int) -> ErrorCode | None:

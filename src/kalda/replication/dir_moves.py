@@ -30,7 +30,7 @@ from kalda.base.stats import MetricConfig, SimpleRate
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.throttle import RETRY_MS
-from kalda.storage.dirs.future_logs import may_move
+from kalda.storage.dirs.future_logs import future_name_fits
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
@@ -151,7 +151,7 @@ class DirMoves:
         """Move the partition's replica to the log directory `path`. A replica that this broker does not have yet is
         going to be made there. A move to another directory is cancelled; a replica that is in `path` stays there.
         Raises `ApiError`."""
-        if not may_move(topic_partition):
+        if not future_name_fits(topic_partition):
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic name is too long.")
         target = next((each for each in self._logs.dirs if each.path == path), None)
         if target is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kalda.metadata.acls import PERMISSION_ALLOW
+from kalda.metadata.acls import PATTERN_PREFIXED, PERMISSION_ALLOW
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.security.standard_authorizer import AccessRule, Examined, StandardAuthorizer
 
@@ -52,7 +52,7 @@ def explain(
         found["patterns"].append(
             {
                 "name": pattern_name,
-                "type": "PREFIXED" if pattern_type == 4 else "LITERAL",
+                "type": "PREFIXED" if pattern_type == PATTERN_PREFIXED else "LITERAL",
                 "of_others": count - len(entries),
                 "entries": shown,
             }
@@ -70,7 +70,7 @@ def _entry(examined: Examined) -> dict[str, Any]:
         "operation": AclOperation(acl.operation).name if acl.operation in _OPERATIONS else str(acl.operation),
         "permission": "ALLOW" if acl.permission_type == PERMISSION_ALLOW else "DENY",
         "resource_name": acl.resource_name,
-        "pattern_type": "PREFIXED" if acl.pattern_type == 4 else "LITERAL",
+        "pattern_type": "PREFIXED" if acl.pattern_type == PATTERN_PREFIXED else "LITERAL",
         "offset": offset,
         "skipped": examined.skipped,
     }

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kalda.cli.commands import cli
 from kalda.cli.common import output
 from kalda.cli.common.output import ProgressLine
-from kalda.cli.common.quiet_spark import quiet_spark, told
+from kalda.cli.common.quiet_spark import quiet_spark, without_noise
 
 
 class Clock:
@@ -97,7 +97,9 @@ REAL = CLOSED.replace("BrokenPipeError: [Errno 32] Broken pipe", "ValueError: of
 
 def test_of_what_spark_prints_the_banner_and_closed_pipes_are_left_out() -> None:
     banner = 'WARNING: Using incubator modules: jdk.incubator.vector\nSetting default log level to "WARN".\n'
-    shown = "".join(told((banner + CLOSED + "one\n" + REAL + "two\n" + TWICE + "three\n").splitlines(keepends=True)))
+    shown = "".join(
+        without_noise((banner + CLOSED + "one\n" + REAL + "two\n" + TWICE + "three\n").splitlines(keepends=True))
+    )
     assert shown == "one\n" + REAL + "two\nthree\n"
 
 

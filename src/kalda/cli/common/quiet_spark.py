@@ -1,4 +1,4 @@
-"""The stderr of Spark's JVM and of its Python workers, without what tells a user nothing.
+"""The stderr of Spark's JVM and of its Python workers, without what helps no user.
 
 The JVM inherits file descriptor 2, and the workers write to the JVM's. While a session is made, that descriptor is a
 pipe. What is written until the session is there (Spark's banner, Ivy's search for jars) goes to a file, which is left
@@ -31,7 +31,7 @@ _LINKS = ("During handling of the above exception", "The above exception was the
 _CLOSED = ("BrokenPipeError", "ConnectionResetError", "EOFError")
 
 
-def told(lines: Iterable[str]) -> Iterator[str]:
+def without_noise(lines: Iterable[str]) -> Iterator[str]:
     """The lines that are passed on. A traceback is held until the line that names its exception."""
     held: list[str] = []
     was_dropped = False
@@ -112,12 +112,12 @@ def quiet_spark() -> Iterator[Callable[[], None]]:
                     os.write(file, line.encode())
 
         with os.fdopen(reading, encoding="utf-8", errors="replace") as source:
-            for line in told(later(source)):
+            for line in without_noise(later(source)):
                 os.write(own, line.encode())
 
     def restore_and_wait() -> None:
         restore()
-        thread.join(_LAST_S)  # the JVM has closed the pipe, unless a worker of it lives on
+        thread.join(_LAST_S)  # the JVM has closed the pipe, unless a worker of it still runs
 
     is_made, is_closed = True, False
     with _signals() as is_ending:

@@ -451,4 +451,4 @@ def _receive(consumer: Consumer, value: bytes) -> None:
     if not records:
         raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the record was not received within {_E2E_TIMEOUT_S:.0f} s")
     if records[0].value != value:
-        raise Failure("another record was received: a topic that nobody else writes to is needed")
+        raise Failure("another record was received: a topic that no other program writes to is needed")

@@ -1,4 +1,4 @@
-"""Groups of all types as values, and whom requests about one go to."""
+"""Groups of all types as values, and which broker requests about one go to."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def remove_members(group_id: str, instance_ids: Collection[str], reason: str) ->
 
 
 class ShareGroupOffset(NamedTuple):
-    """Of one partition of a share group. `lag` is None where the broker does not say it, or does not know it yet."""
+    """Of one partition of a share group. `lag` is None where the broker does not send it, or not yet."""
 
     start_offset: int
     leader_epoch: int

@@ -3,7 +3,7 @@
 PySpark's client of Spark Connect makes plans as messages, and a server analyses them later. So the definition files are
 executed, and their functions called, with such a client that has no server: the plan of a flow names the tables, the
 topics and often the columns. A function that needs an answer (`df.schema`, `spark.conf.get`) raises `NeedsSpark`: then
-only Spark itself can tell.
+only Spark itself can find out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Reading:
     """Those in the text of a query, which may be no tables (`extract(day FROM moment)`)."""
     sources: list[Source] = field(default_factory=list)
     columns: tuple[str, ...] | None = None
-    """None where only Spark can tell."""
+    """None where only Spark can find out."""
     unknown: str | None = None
     """Why nothing can be checked without Spark."""
 

@@ -45,8 +45,8 @@ Placed = Callable[[TopicPartition, Uuid | None], Uuid | None]
 places none here."""
 
 
-def may_move(topic_partition: TopicPartition) -> bool:
-    """Whether the name of its future directory is short enough for file systems."""
+def future_name_fits(topic_partition: TopicPartition) -> bool:
+    """Whether the name of its future directory is short enough for file systems: otherwise its log cannot be moved."""
     return len(dir_name(topic_partition)) + 1 + _UNIQUE_DIGITS + len(FUTURE_DIR_SUFFIX) <= _MAX_NAME
 
 
