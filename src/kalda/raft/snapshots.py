@@ -180,9 +180,12 @@ class SnapshotReader:
                     if READ_BYTES < length <= min(size - position, MAX_BATCH_BYTES):
                         buf = memoryview(file.read(position, length))
                 consumed = 0
-                for at, header in iter_whole(buf):
-                    consumed = at + header.size_bytes
-                    yield buf, at, header
+                try:
+                    for at, header in iter_whole(buf):
+                        consumed = at + header.size_bytes
+                        yield buf, at, header
+                except CorruptRecord as error:
+                    raise CorruptRecord(f"{self._path} is damaged behind byte {position}: {error.message}") from error
                 if not consumed:
                     raise CorruptRecord(f"{self._path} is cut off at {position}")
                 position += consumed

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kalda.base.errors import CorruptRecord
 from kalda.base.ids import uuid_from_text
 from kalda.broker.process.disk import RealDisk
 from kalda.protocol.messages.metadata_records import ConfigRecord
@@ -82,6 +83,17 @@ def test_a_chunk_too_large_for_a_batch_becomes_several(tmp_path: Path) -> None:
     reader = SnapshotReader(disk, str(tmp_path), snapshot)
     assert [record for batch in reader for record in batch.records] == records
     assert reader.last_contained_timestamp_ms() == 4
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"", "does not end"), (bytes(200), "is damaged behind byte 0")])
+def test_a_snapshot_that_a_loss_of_power_left_empty_or_as_zeros_is_named(
+    content: bytes, why: str, tmp_path: Path
+) -> None:
+    snapshot = OffsetAndEpoch(5000, 3)
+    path = tmp_path / snapshot_name(snapshot)
+    path.write_bytes(content)
+    with pytest.raises(CorruptRecord, match=f"{path} {why}"):
+        SnapshotReader(RealDisk(), str(tmp_path), snapshot).verify()
 
 
 def test_voters_of_the_configuration() -> None:
