@@ -56,6 +56,21 @@ def java_advice() -> str | None:
         return f"{program} -version fails: {(done.stderr or done.stdout).strip()[:200]}. {_ADVICE}"
     if int(found[1]) < _OLDEST:
         return f"{program} is Java {found[1]}. {_ADVICE}"
+    return None if os.name != "posix" else _advice_for_user(os.getuid())
+
+
+def _advice_for_user(uid: int) -> str | None:
+    """Spark's Hadoop requires the name of its user, whatever HADOOP_USER_NAME is: it fails with a NullPointerException
+    where a container runs as a number without a name."""
+    import pwd
+
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return (
+            f"Spark needs a user with a name, and user {uid} has no entry in /etc/passwd. Run it as another user, or "
+            f"give the image that entry: echo 'spark:x:{uid}:0::/tmp:/bin/false' >> /etc/passwd"
+        )
     return None
 
 

@@ -37,6 +37,8 @@ def test_the_java_of_java_home_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_p
     java(tmp_path / "new", "17.0.15")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
     assert java_advice() is None
+    monkeypatch.setattr("os.getuid", lambda: 1_000_660_000)
+    assert "user 1000660000 has no entry in /etc/passwd" in (java_advice() or "")
 
 
 def test_a_session_of_spark_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
