@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +32,8 @@ class ClientHost:
 
     def new_member_id(self) -> str:
         """A fresh UUID, for a member of a group with `group.protocol=consumer`."""
+        import uuid  # a producer needs none, and would wait for it
+
         return str(uuid.uuid4())
 
 
