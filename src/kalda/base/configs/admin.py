@@ -34,8 +34,7 @@ def admin_config(given: Mapping[str, object] | None, keywords: Mapping[str, obje
         raise InvalidConfig("bootstrap.servers and bootstrap.controllers exclude each other; give one of them")
     if not at["bootstrap.servers"] and not at["bootstrap.controllers"]:
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
-    return AdminConfig(
-        bootstrap_controllers=at["bootstrap.controllers"],
-        default_api_timeout_ms=at["default.api.timeout.ms"],
-        **client.shared_fields(values),
+    return client.made(
+        AdminConfig,
+        values,
     )

@@ -7,8 +7,8 @@ that names the nearest known one; a key given twice with different values is an 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, cast
 
 from kalda.base.configs.definition import (
     BOOLEAN,
@@ -144,30 +144,23 @@ class ClientConfig:
     """All keys."""
 
 
-def shared_fields(values: Mapping[str, Value]) -> dict[str, Any]:
-    """The fields of `ClientConfig`."""
+C = TypeVar("C", bound=ClientConfig)
+
+
+def made(kind: type[C], values: Mapping[str, Value], **own: Any) -> C:
+    """A client's configuration, of the values of all keys. A field has the value of the key of its name; `own` are
+    those that have none."""
     at = cast(Mapping[str, Any], values)
-    return {
-        "bootstrap_resolve_timeout_ms": at["bootstrap.resolve.timeout.ms"],
-        "bootstrap_servers": at["bootstrap.servers"],
-        "client_id": at["client.id"],
-        "connections_max_idle_ms": at["connections.max.idle.ms"],
-        "enable_metrics_push": at["enable.metrics.push"],
-        "metadata_max_age_ms": at["metadata.max.age.ms"],
+    own |= {
         "rebootstrap_trigger_ms": at["metadata.recovery.rebootstrap.trigger.ms"],
         "may_rebootstrap": at["metadata.recovery.strategy"].lower() == "rebootstrap",
         "checks_cluster": at["metadata.cluster.check.enable"],
-        "reconnect_backoff_ms": at["reconnect.backoff.ms"],
-        "reconnect_backoff_max_ms": at["reconnect.backoff.max.ms"],
-        "request_timeout_ms": at["request.timeout.ms"],
-        "retry_backoff_ms": at["retry.backoff.ms"],
-        "retry_backoff_max_ms": at["retry.backoff.max.ms"],
         "connection_setup_timeout_ms": at["socket.connection.setup.timeout.ms"],
         "connection_setup_timeout_max_ms": at["socket.connection.setup.timeout.max.ms"],
-        "send_buffer_bytes": at["send.buffer.bytes"],
-        "receive_buffer_bytes": at["receive.buffer.bytes"],
         "values": values,
     }
+    named = {each.name: at[each.name.replace("_", ".")] for each in fields(kind) if each.name not in own}
+    return kind(**named, **own)
 
 
 def gather(

@@ -107,32 +107,16 @@ def consumer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
     is_consumer = at["group.protocol"].upper() == "CONSUMER"
     reset, duration_ms = _reset(at["auto.offset.reset"])
     _check_group(at, raw, is_consumer)
-    return ConsumerConfig(
-        client_rack=at["client.rack"],
-        allow_auto_create_topics=at["allow.auto.create.topics"],
-        auto_commit_interval_ms=at["auto.commit.interval.ms"],
+    return client.made(
+        ConsumerConfig,
+        values,
         auto_offset_reset=reset,
         reset_duration_ms=duration_ms,
-        check_crcs=at["check.crcs"],
-        default_api_timeout_ms=at["default.api.timeout.ms"],
         enable_auto_commit=at["enable.auto.commit"] and at["group.id"] is not None,
-        exclude_internal_topics=at["exclude.internal.topics"],
-        fetch_max_bytes=at["fetch.max.bytes"],
-        fetch_max_wait_ms=at["fetch.max.wait.ms"],
-        fetch_min_bytes=at["fetch.min.bytes"],
-        group_id=at["group.id"],
-        group_instance_id=at["group.instance.id"],
         is_consumer_protocol=is_consumer,
-        group_remote_assignor=at["group.remote.assignor"],
-        heartbeat_interval_ms=at["heartbeat.interval.ms"],
         read_committed=at["isolation.level"].upper() == "READ_COMMITTED",
-        max_partition_fetch_bytes=at["max.partition.fetch.bytes"],
-        max_poll_interval_ms=at["max.poll.interval.ms"],
-        max_poll_records=at["max.poll.records"],
         assignors=_assignors(at["partition.assignment.strategy"] if strategy is None else strategy),
-        session_timeout_ms=at["session.timeout.ms"],
         given=raw,
-        **client.shared_fields(values),
     )
 
 

@@ -100,31 +100,22 @@ def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
     acks = -1 if at["acks"] == "all" else int(at["acks"])
     codec = at["compression.type"]
-    return ProducerConfig(
-        client_rack=at["client.rack"],
+    return client.made(
+        ProducerConfig,
+        values,
         acks=acks,
         batch_size=max(1, at["batch.size"]),
-        buffer_memory=at["buffer.memory"],
         grows_batches=at["buffer.memory.allocation.strategy"].lower() == "incremental",
-        compression_type=codec,
         compression_level=at.get(f"compression.{codec}.level"),
         delivery_timeout_ms=_delivery_timeout(at, raw),
         enable_idempotence=_idempotence(at, raw, acks),
-        linger_ms=at["linger.ms"],
-        max_block_ms=at["max.block.ms"],
         max_in_flight=at["max.in.flight.requests.per.connection"],
-        max_request_size=at["max.request.size"],
-        metadata_max_idle_ms=at["metadata.max.idle.ms"],
         adaptive_partitioning=at["partitioner.adaptive.partitioning.enable"] and at["partitioner.class"] is None,
         availability_timeout_ms=at["partitioner.availability.timeout.ms"],
         ignore_keys=at["partitioner.ignore.keys"],
         rack_aware=at["partitioner.rack.aware"],
-        retries=at["retries"],
-        transactional_id=at["transactional.id"],
-        transaction_timeout_ms=at["transaction.timeout.ms"],
         two_phase_commit=_two_phase_commit(at, raw),
         given=raw,
-        **client.shared_fields(values),
     )
 
 

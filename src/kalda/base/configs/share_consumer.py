@@ -79,19 +79,10 @@ def share_consumer_config(given: Mapping[str, object] | None, keywords: Mapping[
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
     if at["group.id"] is None:
         raise InvalidConfig("group.id is missing: a share consumer is a member of a share group")
-    return ShareConsumerConfig(
-        client_rack=at["client.rack"],
-        allow_auto_create_topics=at["allow.auto.create.topics"],
-        check_crcs=at["check.crcs"],
-        default_api_timeout_ms=at["default.api.timeout.ms"],
-        fetch_max_bytes=at["fetch.max.bytes"],
-        fetch_max_wait_ms=at["fetch.max.wait.ms"],
-        fetch_min_bytes=at["fetch.min.bytes"],
-        group_id=at["group.id"],
+    return client.made(
+        ShareConsumerConfig,
+        values,
         is_explicit=at["share.acknowledgement.mode"].lower() == "explicit",
         acquire_mode=AcquireMode[at["share.acquire.mode"].upper()],
-        max_poll_interval_ms=at["max.poll.interval.ms"],
-        max_poll_records=at["max.poll.records"],
         given=raw,
-        **client.shared_fields(values),
     )
