@@ -244,9 +244,9 @@ def ranges_between(logs: LogQuestions, options: ReadOptions, start: Position, en
     if left:
         problem = f"the query has read {_listed(left)}, which {options.subscription} does not name any more"
         report_loss(problem, options, _NOT_NAMED)
-    gone = [partition for partition in absent if partition not in left]
-    if gone:
-        report_loss(f"{_listed(gone)} do not exist any more", options)
+    lost = [partition for partition in absent if partition not in left]
+    if lost:
+        report_loss(f"{_listed(lost)} do not exist any more", options)
     ranges = []
     for partition, until in sorted(end.items()):
         at = start.get(partition, first.get(partition))
