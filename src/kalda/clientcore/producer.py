@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.clientcore.client_core import ClientCore
-from kalda.clientcore.connections.backoff import Backoff, Random
+from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import metric_config
-from kalda.clientcore.producing.accumulator import Accumulator, AccumulatorConfig
+from kalda.clientcore.producing.accumulator import Accumulator
 from kalda.clientcore.producing.buffer_pool import BufferPool
 from kalda.clientcore.producing.idempotence import Idempotence
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch
 from kalda.clientcore.producing.producer_metrics import ProducerMetrics
 from kalda.clientcore.producing.row_batches import table_batch_bytes
-from kalda.clientcore.producing.sender import Sender, SenderConfig
+from kalda.clientcore.producing.sender import Sender
 from kalda.records.appending import Ticket
-from kalda.records.compression import Compression
 
 if TYPE_CHECKING:
     from kalda.clientcore.producing.transactions import TransactionDriver
@@ -61,9 +60,7 @@ class ProducerCore(ClientCore):
         )
         retry = self._retry
         self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
-        self.accumulator = Accumulator(
-            _accumulator_config(config, retry, random), self.pool, self.metadata, ticket_type, lock
-        )
+        self.accumulator = Accumulator(config, retry, self.pool, self.metadata, ticket_type, lock)
         self.idempotence = Idempotence() if config.enable_idempotence else None
         self.transactions: TransactionDriver | None = None
         if config.transactional_id is not None:
@@ -77,9 +74,7 @@ class ProducerCore(ClientCore):
             self.idempotence = numbering = Transactions(manager)
             self.transactions = TransactionDriver(numbering, self.accumulator, self.requests, lock, config.max_block_ms)
         self.accumulator.numbering = self.idempotence
-        self.sender = Sender(
-            _sender_config(config), self.metadata, self.accumulator, self.connections, self.idempotence, self.metrics
-        )
+        self.sender = Sender(config, self.metadata, self.accumulator, self.connections, self.idempotence, self.metrics)
         self.sender._now_ms = self.now_ms
         if self.transactions is not None:
             self.sender.on_failure = self.transactions.on_batch_failed
@@ -193,32 +188,3 @@ class ProducerCore(ClientCore):
                 self._id_retry_at_ms = self.requests.retry_at_ms(self._id_failures)
 
         self.requests.send(node_id, request, on_done)
-
-
-def _accumulator_config(config: ProducerConfig, retry: Backoff, random: Random) -> AccumulatorConfig:
-    return AccumulatorConfig(
-        config.batch_size,
-        config.linger_ms,
-        config.delivery_timeout_ms,
-        config.max_request_size,
-        retry,
-        Compression[config.compression_type.upper()],
-        config.compression_level,
-        random,
-        config.adaptive_partitioning,
-        config.availability_timeout_ms,
-        config.ignore_keys,
-        config.client_rack if config.rack_aware else "",
-        config.grows_batches,
-    )
-
-
-def _sender_config(config: ProducerConfig) -> SenderConfig:
-    return SenderConfig(
-        config.acks,
-        config.retries,
-        config.request_timeout_ms,
-        config.delivery_timeout_ms,
-        config.max_in_flight == 1,
-        config.transactional_id,
-    )

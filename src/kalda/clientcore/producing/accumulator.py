@@ -26,9 +26,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
+from kalda.base.configs.producer import ProducerConfig
 from kalda.base.ids import TopicPartition
 from kalda.base.new_tuple import new_tuple
-from kalda.clientcore.connections.backoff import Backoff, Random
+from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.cluster_values import Leader
 from kalda.clientcore.connections.metadata import ClusterMetadata
 from kalda.clientcore.producing.buffer_pool import BufferPool
@@ -47,26 +48,6 @@ _MOST_AT_ONCE = 3
 """How many attempts a batch makes at once because its partition has another leader."""
 _ESTIMATION_FACTOR = 1.05
 _RATIO_STEP_UP, _RATIO_STEP_DOWN = 0.05, 0.005
-
-
-class AccumulatorConfig(NamedTuple):
-    """Sizes in bytes, times in ms."""
-
-    batch_size: int
-    linger_ms: int
-    delivery_timeout_ms: int
-    max_request_size: int
-    backoff: Backoff
-    compression: Compression
-    compression_level: int | None
-    random: Random
-    adaptive: bool = True
-    availability_timeout_ms: int = 0
-    ignore_keys: bool = False
-    rack: str = ""
-    """The client's rack, where the partitioner regards racks."""
-    grows_batches: bool = False
-    """Whether a batch begins with little memory, and takes more with its records (KIP-1332), not `batch_size`."""
 
 
 class PartitionQueue:
@@ -120,13 +101,16 @@ class Accumulator:
 
     def __init__(
         self,
-        config: AccumulatorConfig,
+        config: ProducerConfig,
+        retry: Backoff,
         pool: BufferPool,
         metadata: ClusterMetadata,
         ticket_type: type[Ticket],
         lock: AbstractContextManager[Any],
     ) -> None:
-        self.config = config
+        self._config = config
+        self._retry = retry
+        self._compression = Compression[config.compression_type.upper()]
         self.pool = pool
         self.lock = lock
         self.topics: dict[str, TopicState] = {}
@@ -141,7 +125,7 @@ class Accumulator:
         """Each batch gets it, for the threads that wait for the batch."""
         self._largest = max(min(config.max_request_size, pool.total_bytes), HEADER_SIZE + 1)
         """The most bytes of a batch, uncompressed."""
-        is_compressed = config.compression is not Compression.NONE
+        is_compressed = self._compression is not Compression.NONE
         self._plain_limit = 0 if is_compressed else min(config.batch_size, self._largest)
         """Where batches are not compressed, their limit."""
         self._metadata = metadata
@@ -163,12 +147,12 @@ class Accumulator:
             with self.lock:
                 state = self.topics.get(name)
                 if state is None:
-                    config = self.config
+                    config = self._config
                     count = len(self._metadata.partitions_of(name))
                     appender = TopicAppender(self._ticket_type, count, config.ignore_keys)
-                    partitioner = StickyPartitioner(config.batch_size, config.random, config.adaptive)
+                    partitioner = StickyPartitioner(config.batch_size, self._retry.random, config.adaptive_partitioning)
                     state = TopicState(name, appender, partitioner)
-                    if config.adaptive:
+                    if config.adaptive_partitioning:
                         partitioner.before_choice = partial(self._update_load, state)
                     self.topics[name] = state
         return state
@@ -199,7 +183,7 @@ class Accumulator:
         partitions = self._metadata.partitions_of(topic)
         brokers = self._metadata.brokers
         led = [each.partition for each in partitions if each.leader in brokers]
-        rack = self.config.rack
+        rack = self._config.client_rack if self._config.rack_aware else ""
         local = [each for each in led if brokers[partitions[each].leader].rack == rack] if rack else _NO_RACK
         return Candidates(len(partitions), led, local)
 
@@ -207,8 +191,8 @@ class Accumulator:
 
     def buffer_size(self, batch_bytes: int) -> int:
         """The memory of a new batch that has at most that size with its first record."""
-        size = min(self.config.batch_size, self._largest)
-        return max(min(size, _FIRST_BYTES) if self.config.grows_batches else size, batch_bytes)
+        size = min(self._config.batch_size, self._largest)
+        return max(min(size, _FIRST_BYTES) if self._config.grows_batches else size, batch_bytes)
 
     def _next_limit(self, topic: TopicState) -> int:
         """Up to which size the next batch takes records; where it is compressed, it is estimated to have `batch_size`
@@ -217,12 +201,12 @@ class Accumulator:
             return self._plain_limit
         # Here, and not where batches are compressed: many may be queued before the first one is.
         topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, topic.observed_ratio)
-        room = (self.config.batch_size - HEADER_SIZE) / self._estimated_ratio(topic)
+        room = (self._config.batch_size - HEADER_SIZE) / self._estimated_ratio(topic)
         return max(HEADER_SIZE + 1, min(HEADER_SIZE + int(room), self._largest))
 
     def _estimated_ratio(self, topic: TopicState) -> float:
         """What a byte of records is estimated to take in a batch that is sent."""
-        if self.config.compression is Compression.NONE:
+        if self._compression is Compression.NONE:
             return 1.0
         return topic.compression_ratio * _ESTIMATION_FACTOR
 
@@ -388,7 +372,7 @@ class Accumulator:
 
     def _is_available(self, topic: str, partition: int) -> bool:
         """Whether the partition's leader takes batches: KIP-794's availability timeout."""
-        timeout_ms = self.config.availability_timeout_ms
+        timeout_ms = self._config.availability_timeout_ms
         leader = self._metadata.leader_of(topic, partition)
         if timeout_ms <= 0 or leader is None:
             return True
@@ -413,7 +397,7 @@ class Accumulator:
         next_check_ms: int | None = None
         without_leader: set[str] = set()
         is_any_expired = False
-        linger_ms, timeout_ms = self.config.linger_ms, self.config.delivery_timeout_ms
+        linger_ms, timeout_ms = self._config.linger_ms, self._config.delivery_timeout_ms
         with self.lock:
             is_forced = linger_ms == 0 or self._is_forced()
             for partition, queue in self._active.items():
@@ -456,7 +440,7 @@ class Accumulator:
         if batch.attempts == 0 or (batch.leader_changed and batch.attempts <= _MOST_AT_ONCE):
             return 0
         if batch.backoff_ms < 0:
-            batch.backoff_ms = self.config.backoff.pause_ms(batch.attempts)
+            batch.backoff_ms = self._retry.pause_ms(batch.attempts)
         return batch.backoff_ms
 
     def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
@@ -464,7 +448,7 @@ class Accumulator:
         more than one request may name."""
         batches: list[ProducerBatch] = []
         size_bytes = 0
-        config, numbering = self.config, self.numbering
+        config, numbering = self._config, self.numbering
         with self.lock:
             for queue, leader in self._in_turn(node_id):
                 if queue.is_muted:
@@ -488,8 +472,8 @@ class Accumulator:
                 size_bytes += self._estimated_bytes(first, queue.topic)
                 self._drain_after[node_id] = queue.topic_partition
         for batch in batches:
-            is_learned_from = batch.sealed is None and config.compression is not Compression.NONE
-            batch.seal(config.compression, config.compression_level)
+            is_learned_from = batch.sealed is None and self._compression is not Compression.NONE
+            batch.seal(self._compression, config.compression_level)
             if is_learned_from:
                 self._learn_ratio(batch)
         return batches
@@ -560,11 +544,11 @@ class Accumulator:
 
     def split(self, batch: ProducerBatch) -> list[ProducerBatch]:
         """The batch is too large for its broker: queue its records in batches of at most `batch_size`."""
-        config = self.config
+        config = self._config
         topic = self.topics[batch.topic_partition.topic]
         topic.compression_ratio = max(1.0, batch.compression_ratio)
         target = min(config.batch_size, max(HEADER_SIZE + 1, (batch.position + 1) // 2))
-        parts = batch.split(target, config.compression)
+        parts = batch.split(target, self._compression)
         with self.lock:
             for part in parts:
                 part.in_retry = True
@@ -579,7 +563,7 @@ class Accumulator:
         found: list[ProducerBatch] = []
         with self.lock:
             for queue in list(self._active.values()):
-                while queue.batches and now_ms - queue.batches[0].created_ms >= self.config.delivery_timeout_ms:
+                while queue.batches and now_ms - queue.batches[0].created_ms >= self._config.delivery_timeout_ms:
                     found.append(queue.batches[0])
                     self._take(queue)
         return found
@@ -590,7 +574,7 @@ class Accumulator:
             return None
         with self.lock:
             oldest_ms = min((queue.batches[0].created_ms for queue in self._active.values()), default=None)
-        return None if oldest_ms is None else oldest_ms + self.config.delivery_timeout_ms
+        return None if oldest_ms is None else oldest_ms + self._config.delivery_timeout_ms
 
     def release(self, batch: ProducerBatch) -> None:
         """The batch is done. Its memory is free, unless a request still has it: then it is when that has ended."""

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
+from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.new_tuple import new_tuple
@@ -151,24 +152,12 @@ log = logging.getLogger(__name__)
 _LAST_VERSION_BY_NAME = 12
 
 
-class SenderConfig(NamedTuple):
-    """Times in ms."""
-
-    acks: int
-    retries: int
-    request_timeout_ms: int
-    delivery_timeout_ms: int
-    keeps_order_by_muting: bool
-    """At most one request is in flight for each connection: then the order is kept without sequence numbers too."""
-    transactional_id: str | None = None
-
-
 class Sender:
     """The sending side of one producer. Runs on the I/O thread."""
 
     def __init__(
         self,
-        config: SenderConfig,
+        config: ProducerConfig,
         metadata: ClusterMetadata,
         accumulator: Accumulator,
         connections: Connections,
@@ -176,6 +165,8 @@ class Sender:
         metrics: ProducerMetrics,
     ) -> None:
         self._config = config
+        self._keeps_order_by_muting = config.max_in_flight == 1
+        """At most one request is in flight for each connection: the order is kept without sequence numbers too."""
         self._metadata = metadata
         self._accumulator = accumulator
         self._connections = connections
@@ -291,14 +282,14 @@ class Sender:
             batch.is_tracked = True
             self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
         self._in_flight[batch] = None
-        if self._config.keeps_order_by_muting:
+        if self._keeps_order_by_muting:
             self._accumulator.mute(batch.topic_partition, True)
 
     def _on_request_ended(self, batch: ProducerBatch) -> None:
         """The counterpart of `_on_sending`."""
         batch.is_in_flight = False
         self._in_flight.pop(batch, None)
-        if self._config.keeps_order_by_muting:
+        if self._keeps_order_by_muting:
             self._accumulator.mute(batch.topic_partition, False)
 
     def _send_one_batch(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> bool:
