@@ -131,11 +131,13 @@ _S = TypeVar("_S", Counter, CounterSum, Gauge, Rate, Avg, Max, Min)
 class Sensors:
     """The sensors of one node, by name. Invariant: a name has one kind of sensor."""
 
-    __slots__ = ("_by_tags", "_families", "_sources")
+    __slots__ = ("_by_tags", "_families", "_late", "_sources")
 
     def __init__(self) -> None:
         self._sources: list[Source] = []
         """Functions that list sensors which are kept elsewhere."""
+        self._late: list[Callable[[], object]] = []
+        """Functions that add sensors before all are listed."""
         self._by_tags: dict[Tags, dict[tuple[str, str], Sensor]] = {}
         """By tags, then by (group, name): what is removed together is kept together."""
         self._families: dict[tuple[str, str], tuple[str, str]] = {}
@@ -157,8 +159,14 @@ class Sensors:
         """Include in `everything` what `source()` lists at that moment."""
         self._sources.append(source)
 
+    def add_late(self, make: Callable[[], object]) -> None:
+        """Call `make()`, which adds sensors, before `everything` lists them for the first time."""
+        self._late.append(make)
+
     def everything(self) -> Iterator[tuple[SensorName, Measurable]]:
         """All sensors of this registry, then those of its sources."""
+        while self._late:
+            self._late.pop()()
         yield from self
         for source in self._sources:
             yield from source()

@@ -10,7 +10,8 @@ add one, say share groups:
    answer are a `Module` themselves.
 2. Override the methods below that it needs.
 3. Add it to the list in `handlers/services.py`, after all that its constructor takes. Where it follows metadata itself,
-   add it to `process/publishers.py`.
+   add it to `process/publishers.py`. What most nodes do without for long is made `AtFirstUse`: the list has that, and a
+   function at the end of the file imports and makes the module.
 
 Calls come in this order, all on the event loop:
 
@@ -24,10 +25,13 @@ all the same (`kalda.broker.replicas.publishing_faults`). `on_config` must be ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.requests.rows import LateRow
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from kalda.base.background import Background
     from kalda.base.configs.server import ServerConfig
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from kalda.metadata.image import MetadataImage
     from kalda.network.client.client import Reach
     from kalda.network.server.server import Server
+    from kalda.protocol.apis import ApiKey
     from kalda.protocol.caller import Authorizer
     from kalda.storage.dirs.log_manager import LogManager
 
@@ -98,7 +103,7 @@ class BrokerContext(NamedTuple):
 class Module:
     """One area of a broker. Every method may be left out."""
 
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row | LateRow]:
         """The row of each API that the module serves on the broker's listeners. No API has two modules."""
         return ()
 
@@ -123,3 +128,67 @@ class Module:
 
         Called once, in the reverse order of the list, also where `start` was not.
         """
+
+
+M = TypeVar("M", bound=Module)
+
+
+class AtFirstUse(Module, Generic[M]):
+    """A module that is made, and whose files are imported, when it is needed for the first time: for a request of one
+    of its APIs, for a partition that it is to coordinate, or because the sensors of the node are listed.
+
+    So a start does not pay for what the node may never do. The event loop is held once for it, by some 20 ms. What
+    `make` imports is imported by `tests/unit/broker/test_first_use.py` too, so a file that cannot be is found there.
+    """
+
+    def __init__(self, apis: Iterable[ApiKey], make: Callable[[], M], sensors: Sensors) -> None:
+        """`apis` are those of all rows of the module."""
+        self._apis = tuple(apis)
+        self._make = make
+        self.made: M | None = None
+        """None before the first use."""
+        self._config: tuple[ServerConfig, MetadataImage] | None = None
+        """The latest one, None before the first image."""
+        self._has_started = False
+        self._is_closed = False
+        self._rows: dict[ApiKey, Row] = {}
+        """Of the module that was made."""
+        sensors.add_late(lambda: None if self._is_closed else self())
+
+    def __call__(self) -> M:
+        """The module. Raises BROKER_NOT_AVAILABLE where it was not needed before `close`."""
+        if self.made is not None:
+            return self.made
+        if self._is_closed:
+            raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "this broker is stopping")
+        self.made = made = self._make()
+        for row in made.rows():
+            assert not isinstance(row, LateRow), "a module that is made late has no rows that are made later"
+            self._rows[row.key] = row
+        assert self._rows.keys() == set(self._apis), f"the APIs of {type(made).__name__} are others"
+        if self._config is not None:
+            made.on_config(*self._config)
+        if self._has_started:
+            made.start()
+        return made
+
+    def rows(self) -> Sequence[LateRow]:
+        return [LateRow(key, lambda key=key: self._row(key)) for key in self._apis]  # type: ignore[misc]
+
+    def _row(self, key: ApiKey) -> Row:
+        self()
+        return self._rows[key]
+
+    def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
+        self._config = current, image
+        if self.made is not None:
+            self.made.on_config(current, image)
+
+    def start(self) -> None:
+        self._has_started = True
+        if self.made is not None:
+            self.made.start()
+
+    def close(self) -> Awaitable[None] | None:
+        self._is_closed = True
+        return None if self.made is None else self.made.close()

@@ -12,6 +12,7 @@ node.
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 - `groups`: the group APIs, and the group coordinator
+- `group_kinds`: which kinds of groups are served now, and their APIs
 - `consumer_groups`: the APIs of consumer groups of KIP-848
 - `descriptions`: what describe APIs of groups have in common
 - `chunks`: requests of many items that a coordinator gets in pieces
@@ -20,6 +21,7 @@ node.
 - `share`: ShareFetch, ShareAcknowledge; share partitions, and the channels to their coordinators
 - `share_groups`: the APIs of share groups and of their offsets
 - `streams_groups`: the APIs of streams groups of KIP-1071
+- `share_coordinators`: the way from share partitions and groups to share coordinators
 - `share_state`: the APIs of the share coordinator, and the coordinator
 - `markers`: WriteTxnMarkers, DescribeProducers
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded

@@ -30,7 +30,6 @@ from kalda.protocol.messages.consumer_groups import (
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-CONSUMER_GROUP_APIS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE})
 Timed = Callable[[Callable[[RequestContext, Q, int], R]], Callable[[RequestContext, Q], R]]
 
 

@@ -26,10 +26,12 @@ from kalda.base.sensors import Sensors
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.channels.streams_topics import CreateFor, StreamsTopics
 from kalda.broker.handlers.chunks import Chunks
-from kalda.broker.handlers.consumer_groups import CONSUMER_GROUP_APIS, ConsumerGroupHandlers
-from kalda.broker.handlers.share_groups import SHARE_GROUP_APIS, ShareGroupHandlers
+from kalda.broker.handlers.consumer_groups import ConsumerGroupHandlers
+from kalda.broker.handlers.group_kinds import GroupKinds
+from kalda.broker.handlers.share_coordinators import ShareCoordinators
+from kalda.broker.handlers.share_groups import ShareGroupHandlers
 from kalda.broker.handlers.shared import error_on_partitions, error_on_top
-from kalda.broker.handlers.streams_groups import STREAMS_GROUP_APIS, StreamsGroupHandlers
+from kalda.broker.handlers.streams_groups import StreamsGroupHandlers
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.metrics.consumer_lag import lag_sensors
@@ -54,12 +56,9 @@ from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsS
 from kalda.coordinator.groups.streams.group import STREAMS, StreamsGroupState
 from kalda.coordinator.internal_topics import GROUPS
 from kalda.coordinator.runtime import LoadState
-from kalda.coordinator.share.group_states import LatestOffsets, ShareStates
 from kalda.metadata.configs import ConfigResource
 from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.features import GROUP_VERSION, SHARE_VERSION, STREAMS_VERSION
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.publisher import Manifest
 from kalda.protocol.access import (
     DELETE_GROUP,
     DESCRIBE_GROUP,
@@ -417,9 +416,7 @@ _COUNTED_STATES = {
 
 class GroupsModule(Module):
     """Rests on the table of coordinators, to which it adds its own; on the replicas and the verifier, for transactions
-    that commit offsets. Follows the metadata: topics that groups subscribe to change."""
-
-    name = "GroupsModule"
+    that commit offsets."""
 
     def __init__(
         self,
@@ -427,16 +424,12 @@ class GroupsModule(Module):
         coordinators: Coordinators,
         replicas: ReplicaManager,
         verifier: TransactionVerifier,
-        states: ShareStates,
-        latest: LatestOffsets,
+        shares: ShareCoordinators,
         create_for: CreateFor,
+        kinds: GroupKinds,
     ) -> None:
-        """`states` and `latest` are for share groups: their share coordinators, and the ends of their partitions.
-        `create_for` has topics of streams groups created."""
+        """`create_for` has topics of streams groups created."""
         clock, config, cache = context.host.clock, context.config, context.cache
-        self._cache = cache
-        protocols = config["group.coordinator.rebalance.protocols"]
-        self._has_consumer_protocol, self._has_streams_protocol = CONSUMER in protocols, STREAMS in protocols
         self._consumer_config = ConsumerGroupConfig(config.values, partial(_group_configs, cache))
         self._share_config = ShareGroupConfig(config.values, partial(_group_configs, cache))
         self._streams_config = StreamsGroupConfig(config.values, partial(_group_configs, cache))
@@ -447,7 +440,7 @@ class GroupsModule(Module):
             context.host.new_uuid,
             lambda: coordinators.partition_count(GROUPS),
             load_assignors("group.consumer.assignors", config["group.consumer.assignors"]),
-            ShareServices(self._share_config, states, latest),
+            ShareServices(self._share_config, shares.persister, shares.latest),
             StreamsServices(
                 self._streams_config,
                 load_assignors("group.streams.assignors", config["group.streams.assignors"]),
@@ -467,9 +460,9 @@ class GroupsModule(Module):
             clock,
             shell.arm,
             cache.topic_name,
-            self._serves_consumer_groups,
-            self.serves_share_groups,
-            self._serves_streams_groups,
+            kinds.serves_consumer_groups,
+            kinds.serves_share_groups,
+            kinds.serves_streams_groups,
             StreamsTopics(create_for, config["request.timeout.ms"], clock.mono_ms),
         )
         _add_gauges(context.sensors, coordinator)
@@ -480,32 +473,13 @@ class GroupsModule(Module):
         """The group APIs."""
         return self._handlers.rows()
 
-    def _serves_consumer_groups(self) -> bool:
-        return self._has_consumer_protocol and self._cache.image.features.level(GROUP_VERSION) > 0
-
-    def _serves_streams_groups(self) -> bool:
-        return self._has_streams_protocol and self._cache.image.features.level(STREAMS_VERSION) > 0
-
-    def serves_share_groups(self) -> bool:
-        """Whether share groups are on."""
-        return self._cache.image.features.level(SHARE_VERSION) > 0
-
-    def hidden_apis(self) -> frozenset[ApiKey]:
-        """The APIs that ApiVersions does not announce now, since they are not served."""
-        hidden: frozenset[ApiKey] = frozenset()
-        if not self._serves_consumer_groups():
-            hidden |= CONSUMER_GROUP_APIS
-        if not self._serves_streams_groups():
-            hidden |= STREAMS_GROUP_APIS
-        return hidden if self.serves_share_groups() else hidden | SHARE_GROUP_APIS
-
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """Take over configs of consumer, share and streams groups that change while the node runs."""
         self._consumer_config.update(current.values)
         self._share_config.update(current.values)
         self._streams_config.update(current.values)
 
-    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
+    def on_topics_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Report topics that have changed to the coordinator."""
         topics = delta.topics
         if topics is None:
@@ -513,9 +487,6 @@ class GroupsModule(Module):
         names = {topic.name for topic in topics.changed.values()} | {topic.name for topic in topics.deleted.values()}
         if names:
             self._coordinator.on_topics_changed(names, image.offset, created=bool(topics.created))
-
-    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
-        """No effect."""
 
     def _verify(
         self, index: int, request: TxnOffsetCommitRequest, version: int

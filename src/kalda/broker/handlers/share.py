@@ -24,21 +24,16 @@ from kalda.base.scheduling import Timers
 from kalda.base.sensors import SensorName, counted
 from kalda.base.share_states import AcknowledgeType, AcquireMode, SharePartitionKey
 from kalda.broker.channels.auto_topics import AutoTopics
-from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.channels.dead_letter_topics import PLAN, DeadLetterTopics
 from kalda.broker.channels.dead_letter_writer import DeadLetterWriter
-from kalda.broker.channels.latest_offsets import LatestOffsetsOfLeaders
-from kalda.broker.channels.share_persister import SharePersister
-from kalda.broker.handlers.share_state import ShareStateModule
+from kalda.broker.handlers.share_coordinators import ShareCoordinators
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.handlers.transactions import leader_of
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import BrokerContext, Module
-from kalda.broker.replicas.coordinators import coordinator_lookup
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.rows import QuotaClass, Row
 from kalda.coordinator.answers import answer_after_all
-from kalda.coordinator.internal_topics import SHARE_STATE
 from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import SHARE_VERSION
 from kalda.metadata.image import MetadataImage
@@ -560,39 +555,26 @@ class GroupConfigs:
 
 
 class ShareModule(Module):
-    """Rests on the replicas; on the share coordinator of this broker, for share partitions that it coordinates."""
+    """Rests on the replicas; on the share coordinators, which keep the state of share partitions."""
 
     def __init__(
         self,
         context: BrokerContext,
         replicas: ReplicaManager,
-        state: ShareStateModule,
+        coordinators: ShareCoordinators,
         auto_topics: AutoTopics,
     ) -> None:
-        """`auto_topics` creates the topic of share coordinators and dead letter topics, where they are missing."""
+        """`auto_topics` creates dead letter topics, where they are missing."""
         cache, clock = context.cache, context.host.clock
         self._context = context
-        self.channels = BrokerChannels("share-persister", context.config, cache, context.to_brokers)
-        coordinator_of = coordinator_lookup(context.config, cache, SHARE_STATE.name)
-        self.persister = SharePersister(
-            context.config.node_id,
-            lambda key: coordinator_of(key.coordinator_key),
-            self.channels.send,
-            state.handle,
-            context.timers,
-            lambda: auto_topics.create([SHARE_STATE.name]),
-        )
-        """Of the share partitions that are led here, and of the groups that are coordinated here."""
-        leader = partial(leader_of, cache)
-        self.latest = LatestOffsetsOfLeaders(leader, self.channels.send)
         configs = GroupConfigs(context.config, cache, clock.wall_ms)
         self._dead_letter_topics = DeadLetterTopics(configs.settings, cache, context.config.values)
         self._dead_letters = DeadLetterWriter(
             self._dead_letter_topics,
             cache.topic_name,
             partial(read_sources, replicas),
-            leader,
-            self.channels.send,
+            partial(leader_of, cache),
+            coordinators.channels.send,
             lambda name: auto_topics.create_planned({name: PLAN}),
             context.timers,
             clock,
@@ -601,7 +583,7 @@ class ShareModule(Module):
         )
         self._shares = SharePartitions(
             replicas,
-            self.persister,
+            coordinators.persister,
             self._dead_letters,
             configs.settings,
             configs.first_time,
@@ -649,8 +631,6 @@ class ShareModule(Module):
         for listener in self._context.config.broker_listeners:
             self._context.server.listeners[listener.listener].on_close.append(self._handlers.on_disconnect)
 
-    async def close(self) -> None:
-        """Write nothing more."""
+    def close(self) -> None:
+        """Write no dead letter any more."""
         self._dead_letters.close()
-        self.persister.close()
-        await self.channels.close()

@@ -42,18 +42,6 @@ from kalda.protocol.messages.share import (
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-SHARE_GROUP_APIS = frozenset(
-    {
-        ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.SHARE_GROUP_DESCRIBE,
-        ApiKey.SHARE_FETCH,
-        ApiKey.SHARE_ACKNOWLEDGE,
-        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
-        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
-        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
-    }
-)
-"""All that clients use of share groups."""
 Timed = Callable[[Callable[[RequestContext, Q, int], R]], Callable[[RequestContext, Q], R]]
 
 

@@ -44,13 +44,6 @@ from kalda.protocol.messages.streams import (
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-STREAMS_GROUP_APIS = frozenset(
-    {
-        ApiKey.STREAMS_GROUP_HEARTBEAT,
-        ApiKey.STREAMS_GROUP_DESCRIBE,
-        ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
-    }
-)
 Timed = Callable[[Callable[[RequestContext, Q, int], R]], Callable[[RequestContext, Q], R]]
 _SHOWN: Final = 3
 """Failures of topics that a status names."""

@@ -39,10 +39,10 @@ def publishers_of_broker(services: Services, tracker: BrokerRegistrationTracker)
         services.replication.channels,
         services.replication.throttles,
         services.transactions.channels,
-        services.share.channels,
+        services.share_coordinators.channels,
         services.client_metrics,
         services.client_metrics.channels,
-        services.groups,
+        services.topics_of_groups,
         services.partitions,
         tracker,
     ]

@@ -172,8 +172,8 @@ async def _open_metrics(parts: NodeParts, quorum: QuorumSide, broker: BrokerSide
         clock,
         lambda: None if broker is None else broker.services.client_metrics.series,
         config["kalda.metrics.names"],
-        None if broker is None else broker.services.groups.explain_rebalance,
-        None if broker is None else broker.services.share.explain_locks,
+        None if broker is None else lambda group, now_ms: broker.services.groups().explain_rebalance(group, now_ms),
+        None if broker is None else lambda group: broker.services.share().explain_locks(group),
         parts.authorizer,
     )
     parts.closing.add(Part.METRICS, lambda _: listener.close())

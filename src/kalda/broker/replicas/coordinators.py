@@ -294,7 +294,9 @@ class Coordinators(Module):
         self._background = background
         self._topics: dict[str, InternalTopic] = {}
         self._shells: dict[str, CoordinatorShell] = {}
-        """By topic, as `_topics`."""
+        """By topic, as `_topics`; of the coordinators that were made."""
+        self._makers: dict[str, Callable[[], object]] = {}
+        """By topic: makes its coordinator, which is added then."""
 
     def log(self, topic: InternalTopic) -> InternalTopicLog:
         """What the coordinator of `topic` appends with."""
@@ -309,13 +311,25 @@ class Coordinators(Module):
 
     def add(self, topic: InternalTopic, runtime: CoordinatorRuntime[Any]) -> CoordinatorShell:
         """Serve the coordinator of `topic`; before the first metadata update."""
-        assert topic.name not in self._topics, f"{topic.name} has a coordinator"
+        assert topic.name not in self._shells, f"{topic.name} has a coordinator"
         shell = CoordinatorShell(
             topic.name, runtime, self._replicas, self._clock, self._timers, self._jobs, self._background
         )
         self._topics[topic.name] = topic
         self._shells[topic.name] = shell
         return shell
+
+    def add_late(self, topic: InternalTopic, make: Callable[[], object]) -> None:
+        """Serve the coordinator of `topic` once `make()` has added it, which is called when this broker leads a
+        partition of the topic for the first time, unless it was made before."""
+        self._topics[topic.name] = topic
+        self._makers[topic.name] = make
+
+    def _shell(self, topic: str) -> CoordinatorShell | None:
+        """None where the topic is not a coordinator's."""
+        if topic not in self._shells and topic in self._makers:
+            self._makers[topic]()
+        return self._shells.get(topic)
 
     def topic_of(self, key_type: int) -> str | None:
         """The topic that coordinates keys of that type (FindCoordinator); None where no coordinator here does."""
@@ -334,14 +348,14 @@ class Coordinators(Module):
     def end_transaction(self, topic: str, partition: int, end: TransactionEnd) -> Pending[None] | None:
         """Append the marker of a transaction that wrote to a coordinator's log, and apply it; None where the topic is
         not a coordinator's."""
-        shell = self._shells.get(topic)
+        shell = self._shell(topic)
         return None if shell is None else shell.end_transaction(partition, end)
 
     # -- what the publisher reports
 
     def on_elected(self, partition: Partition) -> None:
         """This broker leads the partition from now on, in a new epoch."""
-        shell = self._shells.get(partition.topic_partition.topic)
+        shell = self._shell(partition.topic_partition.topic)
         if shell is not None:
             shell.on_elected(partition)
 

@@ -36,7 +36,7 @@ from kalda.base.sensors import Counter
 from kalda.broker.requests.api_versions import ApiVersionsHandlers, Features, NodeIdentity, unsupported_api_versions
 from kalda.broker.requests.charging import Charge
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
-from kalda.broker.requests.rows import Authorization, Row
+from kalda.broker.requests.rows import Authorization, LateRow, Row
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.network.server.connection import Answer, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
@@ -118,7 +118,7 @@ class RequestPipeline:
 
     def __init__(
         self,
-        rows: Iterable[Row],
+        rows: Iterable[Row | LateRow],
         features: Callable[[], Features],
         background: Background,
         *,
@@ -137,7 +137,7 @@ class RequestPipeline:
         self._background = background
         self._authorizer = authorizer
         self._throttle = throttle
-        self._rows: dict[int, Row] = {row.key: row for row in rows}
+        self._rows: dict[int, Row | LateRow] = {row.key: row for row in rows}
         self._versions: dict[ApiKey, range] = {
             row.key: range(API[row.key].lowest, API[row.key].highest_served(unstable_versions) + 1)
             for row in self._rows.values()
@@ -210,6 +210,8 @@ class RequestPipeline:
             if row.key is ApiKey.API_VERSIONS:
                 return None
             raise InvalidRequest(f"{api.name} has versions {served.start} to {served.stop - 1} here, not {version}")
+        if isinstance(row, LateRow):
+            row = self._rows[row.key] = row.make()
         throttle = self._throttle
         requests = self.requests.setdefault((row.key, version), Counter())
         charged = throttle is not None and throttle.applies_to(row.quota)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.requests.context import Reply, RequestContext
@@ -90,7 +90,17 @@ class Row(NamedTuple):
     these are made at the same time where they take steps."""
 
 
-def joined(listener: Listener, *groups: Iterable[Row]) -> list[Row]:
+class LateRow(NamedTuple):
+    """The row of an API whose handler is made when the first request for it comes."""
+
+    key: ApiKey
+    make: Callable[[], Row]
+
+
+R = TypeVar("R", bound=Row | LateRow)
+
+
+def joined(listener: Listener, *groups: Iterable[R]) -> list[R]:
     """All rows of one kind of listener. No API has two, and each belongs on such a listener."""
     rows = [row for group in groups for row in group]
     assert len({row.key for row in rows}) == len(rows), "an API has two rows"
