@@ -117,7 +117,7 @@ class ClassicMembers:
             if request.member_id:
                 old = known_instance(counted, member_id, instance_id)
             else:
-                old = self._protocol.static_to_join(group, member_id, instance_id, records, is_classic=True)
+                old = self._protocol.static_to_join(group, member_id, instance_id, records, at_once=True)
         replaces = counted is not None and counted.member_id != member_id and counted.classic is None
         member = _updated(old, caller, request, subscription)
         group = self._protocol.write_member(group, counted, old, member, records)

@@ -16,7 +16,6 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.coordinator.groups.consumer_member import ConsumerMember
 from kalda.coordinator.groups.kind_group import (
-    COMMITS_WITH_EPOCHS_FROM,
     Epochs,
     KindGroup,
     KindKeys,
@@ -86,7 +85,7 @@ class ConsumerGroup(KindGroup[ConsumerEpochs, ConsumerMember, MemberPartitions])
     )
 
     def __init__(self, group_id: str, registry: SnapshotRegistry) -> None:
-        super().__init__(group_id, registry, ConsumerEpochs(), {})
+        super().__init__(group_id, registry, ConsumerEpochs(), {}, ConsumerMember)
         self.regexes: TimelineDict[str, ResolvedRegex] = TimelineDict(registry)
         """Those resolved, by pattern."""
         self._owners: TimelineDict[tuple[Uuid, int], str] = TimelineDict(registry)
@@ -189,23 +188,14 @@ class ConsumerGroup(KindGroup[ConsumerEpochs, ConsumerMember, MemberPartitions])
         ILLEGAL_GENERATION.
 
         The epoch must be the member's, or not older than that in which it got each of `partitions` (KIP-1251)."""
-        member = self._committing_member(member_id, instance_id, epoch, transactional=transactional)
+        member = self._behind_member(member_id, instance_id, epoch, transactional=transactional, version=version)
         if member is None:
             return
-        if not transactional and member.classic is None and version < COMMITS_WITH_EPOCHS_FROM:
-            raise ApiError(
-                ErrorCode.UNSUPPORTED_VERSION,
-                "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
-            )
-        stale = self._stale_code(member)
-        if epoch == member.epoch:
-            return
-        if epoch > member.epoch:
-            raise ApiError(stale, f"Received member epoch {epoch} is newer than current member epoch {member.epoch}.")
         for _, topic_id, partition in partitions:
             since = member.assignment_epoch(topic_id, partition)
             if since is None or epoch < since:
-                raise ApiError(stale, f"Received member epoch {epoch} is older than the assignment of a partition.")
+                message = f"Received member epoch {epoch} is older than the assignment of a partition."
+                raise ApiError(self._stale_code(member), message)
 
     def _stale_code(self, member: ConsumerMember) -> ErrorCode:
         return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
@@ -224,9 +214,6 @@ class ConsumerGroup(KindGroup[ConsumerEpochs, ConsumerMember, MemberPartitions])
             if value is not None:
                 resolved = ResolvedRegex(frozenset(value.topics), value.version, value.timestamp)
             self._replay_regex(key.regular_expression, resolved)
-
-    def _new_member(self, member_id: str) -> ConsumerMember:
-        return ConsumerMember(member_id)
 
     def _target_of(self, value: Any) -> MemberPartitions:
         return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions if topic.partitions}

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from kalda.base.ids import Uuid
-from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
 from kalda.protocol.messages.group_records import (
     ClassicMemberMetadata,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -65,6 +65,17 @@ class ConsumerMember:
     """Partitions that it is to give back and still owns."""
     classic: ClassicMemberMetadata | None = None
     """Of a member that uses the classic protocol in this group; None for others."""
+
+    @property
+    def leaves_at_once(self) -> bool:
+        """Whether its place is free for whoever has its instance id: the classic protocol cannot say that it leaves for
+        a while."""
+        return self.classic is not None
+
+    def absent(self) -> ConsumerMember:
+        """A static member that has left for a while. Whoever returns in its place has its partitions since epoch 0."""
+        assigned = {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in self.assigned.items()}
+        return replace(self, epoch=STATIC_LEAVING_EPOCH, assigned=assigned, revoking={})
 
     def is_reconciled(self, assignment_epoch: int) -> bool:
         """Whether it has all of the target of that epoch."""

@@ -22,12 +22,11 @@ from kalda.base.pending import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.config import ConsumerSettings
-from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroup
+from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.consumer_groups import ConsumerGroups
 from kalda.coordinator.groups.consumer_member import AssignedPartitions, ConsumerMember
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
-from kalda.coordinator.groups.kind_groups import known_instance, unreleased_instance
-from kalda.coordinator.groups.kind_protocol import KindProtocol, check_epoch
+from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.reconciliation import OwnedPartitions, Reconciliation
 from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
@@ -105,6 +104,12 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
             response.assignment = _assignment(member.assigned)
         return self._partition.after_commit(response)
 
+    def _owns_assigned(self, member: ConsumerMember, request: ConsumerGroupHeartbeatRequest) -> bool:
+        assigned = member.assigned
+        return request.topic_partitions is not None and all(
+            assigned.get(topic.topic_id, {}).keys() >= set(topic.partitions) for topic in request.topic_partitions
+        )
+
     # -- joining, and what the member says of itself ---------------------------------------------------------------
 
     def _enter(
@@ -124,12 +129,9 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
                 if isinstance(record, KindRecord):
                     self._groups.apply(group, record)
         self.check_size(group, member_id, request.instance_id)
-        if request.instance_id is None:
-            old = self._dynamic_member(group, request, member_id)
-            counted = group.members.get(member_id)
-        else:
-            counted = group.static_member(request.instance_id)
-            old = self._static_member(group, request, member_id, records)
+        instance_id = request.instance_id
+        old: ConsumerMember = self._sender(group, request, member_id, instance_id, records)
+        counted = group.members.get(member_id) if instance_id is None else group.static_member(instance_id)
         member = _updated(old, caller, request)
         return self.write_member(group, counted, old, member, records), old, member
 
@@ -160,56 +162,6 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
             group = made
         group.needs_refresh = False
         return group
-
-    def _dynamic_member(
-        self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, member_id: str
-    ) -> ConsumerMember:
-        if request.member_epoch == JOINING_EPOCH:
-            member = group.members.get(member_id)
-            if member is None:
-                log.info("group %s: member %s joins", group.group_id, member_id)
-                return ConsumerMember(member_id)
-            return member
-        member = group.member(member_id)
-        _check_epoch(member, request)
-        return member
-
-    def _static_member(
-        self,
-        group: ConsumerGroup,
-        request: ConsumerGroupHeartbeatRequest,
-        member_id: str,
-        records: list[GroupLogRecord],
-    ) -> ConsumerMember:
-        """A static member that returns gets the place of the former one, under its new id."""
-        instance_id = request.instance_id
-        assert instance_id is not None
-        if request.member_epoch != JOINING_EPOCH:
-            present = known_instance(group.static_member(instance_id), member_id, instance_id)
-            _check_epoch(present, request)
-            return present
-        return self.static_to_join(group, member_id, instance_id, records, is_classic=False)
-
-    def static_to_join(
-        self,
-        group: ConsumerGroup,
-        member_id: str,
-        instance_id: str,
-        records: list[GroupLogRecord],
-        *,
-        is_classic: bool,
-    ) -> ConsumerMember:
-        """A static member that joins, before it says what it subscribes to. The place of another one is free once that
-        has left for a while; at once where either uses the classic protocol, which cannot say that. Raises
-        UNRELEASED_INSTANCE_ID."""
-        present = group.static_member(instance_id)
-        if present is None:
-            log.info("group %s: static member %s joins as %s", group.group_id, member_id, instance_id)
-            return group.members.get(member_id) or ConsumerMember(member_id)
-        if present.epoch != STATIC_LEAVING_EPOCH and present.classic is None and not is_classic:
-            raise unreleased_instance(present, member_id, instance_id)
-        returned: ConsumerMember = self._replace_static(group, present, member_id, records)
-        return returned
 
     def _raise_epoch(
         self,
@@ -271,27 +223,17 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
             lambda topic_id, partition: group.is_taken(member_id, topic_id, partition),
             owned,
         )
-        following = step.next_member(subscription_changed=subscription_changed)
-        if following != member:
-            self._partition.write_now([group.assignment_record(following)])
-            self._groups.watch_revocation(group, following)
-            if following.is_reconciled(epoch):
-                self._groups.note_reconciled(group, following)
+        following: ConsumerMember = self._take_step(
+            group, member, step.next_member(subscription_changed=subscription_changed)
+        )
         return following
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def _leave(self, request: ConsumerGroupHeartbeatRequest) -> Pending[ConsumerGroupHeartbeatResponse]:
-        """A dynamic member is removed. A static one that means to return keeps its place until its session ends."""
-        instance_id, epoch = request.instance_id, request.member_epoch
-        group, member = self._leaving(request.group_id, request.member_id, instance_id)
+        epoch = request.member_epoch
+        self._end(request.group_id, request.member_id, request.instance_id, epoch)
         response = ConsumerGroupHeartbeatResponse(member_id=request.member_id, member_epoch=epoch)
-        if instance_id is not None and epoch == STATIC_LEAVING_EPOCH:
-            log.info("group %s: static member %s leaves for a while", group.group_id, instance_id)
-            absent = replace(member, epoch=epoch, assigned=_since_zero(member.assigned), revoking={})
-            self._partition.write_now([group.assignment_record(absent)])
-        else:
-            self._remove(group, member.member_id)
         return self._partition.write_with([], response)
 
     def remove_members(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> None:
@@ -393,19 +335,6 @@ def _require(holds: bool, message: str) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, message)
 
 
-def _check_epoch(member: ConsumerMember, request: ConsumerGroupHeartbeatRequest) -> None:
-    """Raises FENCED_MEMBER_EPOCH."""
-    epochs = (member.epoch, member.previous_epoch)
-    check_epoch(CONSUMER, epochs, request.member_epoch, owns_assigned=_is_within(request, member.assigned))
-
-
-def _is_within(request: ConsumerGroupHeartbeatRequest, assigned: AssignedPartitions) -> bool:
-    """Whether the member says what it owns, and all of that is assigned to it."""
-    return request.topic_partitions is not None and all(
-        assigned.get(topic.topic_id, {}).keys() >= set(topic.partitions) for topic in request.topic_partitions
-    )
-
-
 def _updated(old: ConsumerMember, caller: Caller, request: ConsumerGroupHeartbeatRequest) -> ConsumerMember:
     """The member as this heartbeat describes it; what it leaves out stays."""
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
@@ -467,11 +396,6 @@ def _assignment(assigned: AssignedPartitions) -> ConsumerGroupHeartbeatResponseA
             for topic_id, partitions in assigned.items()
         ]
     )
-
-
-def _since_zero(assigned: AssignedPartitions) -> AssignedPartitions:
-    """Partitions of an absent static member: whoever returns in its place has them since epoch 0."""
-    return {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in assigned.items()}
 
 
 _WORK_A_STEP = 500_000

@@ -10,7 +10,7 @@ Only the replay of a record changes a group, and what is derived of records is k
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -25,7 +25,7 @@ LEAVING_EPOCH: Final = -1
 STATIC_LEAVING_EPOCH: Final = -2
 """A static member that leaves and means to return within its session timeout."""
 FIRST_EPOCH: Final = 1
-COMMITS_WITH_EPOCHS_FROM: Final = 9
+_COMMITS_WITH_EPOCHS_FROM: Final = 9
 """The version of OffsetCommit that has member epochs."""
 
 
@@ -96,8 +96,12 @@ class KindGroup(ABC, Generic[E, M, T]):
     no_assignment_epoch: ClassVar[int] = -1
     """The assignment epoch where its record has been deleted."""
 
-    def __init__(self, group_id: str, registry: SnapshotRegistry, epochs: E, no_target: T) -> None:
+    def __init__(
+        self, group_id: str, registry: SnapshotRegistry, epochs: E, no_target: T, new_member: Callable[[str], M]
+    ) -> None:
+        """`new_member(member_id)` gives a member of which nothing else is known."""
         self.group_id = group_id
+        self._new_member = new_member
         self._epochs: TimelineValue[E] = TimelineValue(registry, epochs)
         self._no_target = no_target
         self.members: TimelineDict[str, M] = TimelineDict(registry)
@@ -140,6 +144,10 @@ class KindGroup(ABC, Generic[E, M, T]):
             raise self._unknown_member(member_id)
         return member
 
+    def member_or_new(self, member_id: str) -> M:
+        """The member; one of which nothing is known yet where the group has none with that id."""
+        return self.members.get(member_id) or self._new_member(member_id)
+
     def static_member(self, instance_id: str) -> M | None:
         """The member that has this instance id."""
         member_id = self.static_members.get(instance_id)
@@ -178,19 +186,30 @@ class KindGroup(ABC, Generic[E, M, T]):
             message = f"The received member epoch {epoch} does not match the expected member epoch {member.epoch}."
             raise ApiError(self._stale_code(member), message)
 
-    def _committing_member(
-        self, member_id: str, instance_id: str | None, epoch: int, *, transactional: bool
+    def _behind_member(
+        self, member_id: str, instance_id: str | None, epoch: int, *, transactional: bool, version: int
     ) -> M | None:
-        """The member that commits offsets. None where it need not be one: without members an epoch below 0 is allowed,
-        and in a transaction where nothing names a member. Raises UNKNOWN_MEMBER_ID."""
+        """The member that commits offsets in an epoch before its own: whether it may depends on the partitions. None
+        where it may in any case: in its own epoch; without members in an epoch below 0; in a transaction where nothing
+        names a member. Raises UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION, and the error of an epoch that is not its."""
         if epoch < 0 and not self.members:
             return None
         if transactional and epoch == -1 and not member_id and instance_id is None:
             return None
-        return self.member(member_id)
+        member = self.member(member_id)
+        stale = self._stale_code(member)
+        if not transactional and stale is ErrorCode.STALE_MEMBER_EPOCH and version < _COMMITS_WITH_EPOCHS_FROM:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"OffsetCommit version 9 or above must be used by members using the {self.kind} group protocol",
+            )
+        if epoch > member.epoch:
+            raise ApiError(stale, f"Received member epoch {epoch} is newer than current member epoch {member.epoch}.")
+        return None if epoch == member.epoch else member
 
     def _stale_code(self, member: M) -> ErrorCode:
-        """The error for an epoch that is not the member's."""
+        """The error for an epoch that is not the member's: another one for a member of the classic protocol, whose
+        requests have no epochs."""
         return ErrorCode.STALE_MEMBER_EPOCH
 
     def _unknown_member(self, member_id: str) -> ApiError:
@@ -205,10 +224,10 @@ class KindGroup(ABC, Generic[E, M, T]):
             if value is None:
                 self.remove_member(key.member_id)
             else:
-                self.replay_member(self._member_or_new(key.member_id).with_metadata(value))
+                self.replay_member(self.member_or_new(key.member_id).with_metadata(value))
         elif of is keys.assignment:
             if value is not None:
-                self.replay_member(self._member_or_new(key.member_id).with_assignment(value))
+                self.replay_member(self.member_or_new(key.member_id).with_assignment(value))
             elif key.member_id in self.members:
                 self.replay_member(self.members[key.member_id].without_assignment())
         elif of is keys.target:
@@ -222,19 +241,12 @@ class KindGroup(ABC, Generic[E, M, T]):
         else:
             self._replay_own(key, value)
 
-    def _member_or_new(self, member_id: str) -> M:
-        return self.members.get(member_id) or self._new_member(member_id)
-
     def _change_epochs(self, **changed: int | bool) -> None:
         self._epochs.value = replace(self.epochs, **changed)
 
     @abstractmethod
     def _replay_own(self, key: Any, value: Any) -> None:
         """The record of the group itself, or one that only groups of this kind have."""
-
-    @abstractmethod
-    def _new_member(self, member_id: str) -> M:
-        """A member of which nothing is known yet."""
 
     @abstractmethod
     def _target_of(self, value: Any) -> T:

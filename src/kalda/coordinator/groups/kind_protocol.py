@@ -13,6 +13,7 @@ harmless: who has a partition is decided by what members have given back, not by
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,8 +25,14 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.config import KindConfig
-from kalda.coordinator.groups.kind_group import JOINING_EPOCH, KindGroup
-from kalda.coordinator.groups.kind_groups import KindGroups, assignment_wait_ms, fenced_epoch, known_instance
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH, KindGroup
+from kalda.coordinator.groups.kind_groups import (
+    KindGroups,
+    assignment_wait_ms,
+    fenced_epoch,
+    known_instance,
+    unreleased_instance,
+)
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock
@@ -52,7 +59,7 @@ class TargetAssigner(Protocol[_G]):
         ...
 
 
-class KindProtocol(Generic[G]):
+class KindProtocol(ABC, Generic[G]):
     """Heartbeats on the groups of one kind in one shard."""
 
     def __init__(
@@ -85,13 +92,56 @@ class KindProtocol(Generic[G]):
                 f"The {group.kind} group has reached its maximum capacity of {limit} members.",
             )
 
-    def _replace_static(self, group: G, present: Any, member_id: str, records: list[GroupLogRecord]) -> Any:
-        """A static member that returns gets the place of the former one, under its new id."""
+    # -- who sends a heartbeat -------------------------------------------------------------------------------------
+
+    def _sender(
+        self, group: G, request: Any, member_id: str, instance_id: str | None, records: list[GroupLogRecord]
+    ) -> Any:
+        """The member that sends a heartbeat, as it is before it. A static member that returns gets the place of the
+        former one, under its new id, by `records`. Raises `ApiError`."""
+        if request.member_epoch != JOINING_EPOCH:
+            if instance_id is None:
+                member = group.member(member_id)
+            else:
+                member = known_instance(group.static_member(instance_id), member_id, instance_id)
+            self._check_epoch(member, request)
+            return member
+        if instance_id is not None:
+            return self.static_to_join(group, member_id, instance_id, records)
+        if member_id not in group.members:
+            log.info("group %s: member %s joins", group.group_id, member_id)
+        return group.member_or_new(member_id)
+
+    def static_to_join(
+        self, group: G, member_id: str, instance_id: str, records: list[GroupLogRecord], *, at_once: bool = False
+    ) -> Any:
+        """A static member that joins, before it describes itself. The place of another one is free once that has left
+        for a while, or `at_once`. Raises UNRELEASED_INSTANCE_ID."""
+        present = group.static_member(instance_id)
+        if present is None:
+            log.info("group %s: static member %s joins as %s", group.group_id, member_id, instance_id)
+            return group.member_or_new(member_id)
+        if not (at_once or present.leaves_at_once or present.epoch == STATIC_LEAVING_EPOCH):
+            raise unreleased_instance(present, member_id, instance_id)
         log.info("group %s: static member %s returns as %s, before as %s",
-                 group.group_id, present.instance_id, member_id, present.member_id)  # fmt: skip
+                 group.group_id, instance_id, member_id, present.member_id)  # fmt: skip
         member = replace(present, member_id=member_id, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
         records += group.replacement(present, member)
         return member
+
+    def _check_epoch(self, member: Any, request: Any) -> None:
+        """Raises FENCED_MEMBER_EPOCH. The epoch before is accepted where the member owns nothing but what is assigned
+        to it: the answer that had the present one may have been lost."""
+        present, received = member.epoch, request.member_epoch
+        if received == present:
+            return
+        if received < present and received == member.previous_epoch and self._owns_assigned(member, request):
+            return
+        raise fenced_epoch(self._of_kind.kind, received, present)
+
+    @abstractmethod
+    def _owns_assigned(self, member: Any, request: Any) -> bool:
+        """Whether the request says what the member owns, and all of that is assigned to it, where that matters."""
 
     def _count_epoch(self, group: G, epoch: int) -> None:
         self._rebalances.record(1, self._clock.now_ms())
@@ -167,22 +217,34 @@ class KindProtocol(Generic[G]):
         if epoch == group.epochs.group:
             self._of_kind.note_target(group, epoch)
 
+    def _take_step(self, group: G, member: Any, following: Any) -> Any:
+        """The member after its step towards the target, which is written where it changes the member."""
+        if following != member:
+            self._partition.write_now([group.assignment_record(following)])
+            self._of_kind.watch_revocation(group, following)
+            if following.is_reconciled(group.epochs.assignment):
+                self._of_kind.note_reconciled(group, following)
+        return following
+
     def _is_live(self, group: G) -> bool:
         return self._partition.is_active and self._of_kind.groups.get(group.group_id) is group
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
-    def _leaving(self, group_id: str, member_id: str, instance_id: str | None = None) -> tuple[G, Any]:
-        """The group, and the member that leaves it. Raises `ApiError`."""
+    def _end(self, group_id: str, member_id: str, instance_id: str | None = None, epoch: int = LEAVING_EPOCH) -> None:
+        """A member leaves. A static one that means to return keeps its place until its session ends. Raises
+        `ApiError`."""
         group = self._of_kind.get(group_id)
         if instance_id is None:
-            return group, group.member(member_id)
-        return group, known_instance(group.static_member(instance_id), member_id, instance_id)
-
-    def _remove(self, group: G, member_id: str) -> None:
-        """A member has left. Raises `ApiError`."""
-        log.info("group %s: member %s leaves", group.group_id, member_id)
-        error = self._of_kind.end_member(group, member_id, "left").error
+            member = group.member(member_id)
+        else:
+            member = known_instance(group.static_member(instance_id), member_id, instance_id)
+            if epoch == STATIC_LEAVING_EPOCH:
+                log.info("group %s: static member %s leaves for a while", group_id, instance_id)
+                self._partition.write_now([group.assignment_record(member.absent())])
+                return
+        log.info("group %s: member %s leaves", group_id, member.member_id)
+        error = self._of_kind.end_member(group, member.member_id, "left").error
         if error is not None:
             raise ApiError(write_error(error.code), error.message)
 
@@ -190,12 +252,3 @@ class KindProtocol(Generic[G]):
 def _size(assigned: Any) -> int:
     """The partitions, or tasks, of one member."""
     return assigned.count if isinstance(assigned, MemberTasks) else sum(map(len, assigned.values()))
-
-
-def check_epoch(kind: str, epochs: tuple[int, int], received: int, *, owns_assigned: bool) -> None:
-    """Raises FENCED_MEMBER_EPOCH. `epochs` are the member's, and the one before. That is accepted where the member
-    owns nothing but what is assigned to it: the answer that had the present one may have been lost."""
-    present, previous = epochs
-    if received == present or (received < present and received == previous and owns_assigned):
-        return
-    raise fenced_epoch(kind, received, present)

@@ -212,7 +212,7 @@ class ShareGroup(KindGroup[Epochs, ShareMember, MemberPartitions]):
     no_assignment_epoch = FIRST_EPOCH
 
     def __init__(self, group_id: str, registry: SnapshotRegistry) -> None:
-        super().__init__(group_id, registry, Epochs(), {})
+        super().__init__(group_id, registry, Epochs(), {}, ShareMember)
         self._initialization: TimelineValue[Initialization] = TimelineValue(registry, Initialization())
         self._by_topic: TimelineDict[str, int] = TimelineDict(registry)
         """How many members subscribe to each topic."""
@@ -263,9 +263,6 @@ class ShareGroup(KindGroup[Epochs, ShareMember, MemberPartitions]):
         assert isinstance(key, ShareGroupMetadataKey)
         if value is not None:
             self._change_epochs(group=value.epoch, metadata_hash=value.metadata_hash)
-
-    def _new_member(self, member_id: str) -> ShareMember:
-        return ShareMember(member_id)
 
     def _target_of(self, value: Any) -> MemberPartitions:
         return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions if topic.partitions}

@@ -28,11 +28,10 @@ from kalda.base.share_states import NO_OFFSET, SharePartitionKey
 from kalda.base.stats import Meter
 from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
-from kalda.coordinator.groups.kind_groups import fenced_epoch
 from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
-from kalda.coordinator.groups.share_group import SHARE, ShareGroup, ShareMember, Topic
+from kalda.coordinator.groups.share_group import ShareGroup, ShareMember, Topic
 from kalda.coordinator.groups.share_groups import ShareGroups
 from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
@@ -120,17 +119,12 @@ class ShareProtocol(KindProtocol[ShareGroup]):
                 raise self._groups.missing_of_member(request.group_id)
             group = ShareGroup(request.group_id, self._partition.registry)
         self.check_size(group, request.member_id)
-        old = group.members.get(request.member_id)
-        if old is None:
-            if not joins:
-                group.member(request.member_id)
-            log.info("group %s: member %s joins", request.group_id, request.member_id)
-            old = ShareMember(request.member_id)
+        records: list[GroupLogRecord] = []
+        old: ShareMember = self._sender(group, request, request.member_id, None, records)
         epoch, is_new = group.epochs.group, old.member_id not in group.members
-        if request.member_epoch not in (JOINING_EPOCH, old.epoch, old.previous_epoch):
-            raise fenced_epoch(SHARE, request.member_epoch, old.epoch)
         member = _updated(old, caller, request)
-        records: list[GroupLogRecord] = [] if member == old else [group.member_record(member)]
+        if member != old:
+            records.append(group.member_record(member))
         cause = self._raise_epoch(group, old, member, records)
         if cause is not None:
             self._groups.settle(group)
@@ -141,6 +135,10 @@ class ShareProtocol(KindProtocol[ShareGroup]):
             self._groups.note_epoch(group, epoch, Cause("joined", (member,)) if is_new else cause)
         group.needs_refresh = False
         return group, old, cause is not None
+
+    def _owns_assigned(self, member: ShareMember, request: ShareGroupHeartbeatRequest) -> bool:
+        """Others may have its partitions too."""
+        return True
 
     def _raise_epoch(
         self, group: ShareGroup, old: ShareMember, member: ShareMember, records: list[GroupLogRecord]
@@ -259,8 +257,7 @@ class ShareProtocol(KindProtocol[ShareGroup]):
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def _leave(self, request: ShareGroupHeartbeatRequest) -> Pending[ShareGroupHeartbeatResponse]:
-        group, member = self._leaving(request.group_id, request.member_id)
-        self._remove(group, member.member_id)
+        self._end(request.group_id, request.member_id)
         response = ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVING_EPOCH)
         return self._partition.write_with([], response)
 

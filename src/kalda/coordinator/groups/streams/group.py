@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.coordinator.groups.kind_group import COMMITS_WITH_EPOCHS_FROM, Epochs, KindGroup, KindKeys
+from kalda.coordinator.groups.kind_group import Epochs, KindGroup, KindKeys
 from kalda.coordinator.groups.records import KindRecord
 from kalda.coordinator.groups.streams.member import (
     StreamsMember,
@@ -134,7 +134,7 @@ class StreamsGroup(KindGroup[StreamsEpochs, StreamsMember, MemberTasks]):
     )
 
     def __init__(self, group_id: str, registry: SnapshotRegistry) -> None:
-        super().__init__(group_id, registry, StreamsEpochs(), MemberTasks())
+        super().__init__(group_id, registry, StreamsEpochs(), MemberTasks(), StreamsMember)
         self._topology: TimelineValue[Topology | None] = TimelineValue(registry, None)
         self._assignment_configs: TimelineValue[Mapping[str, str]] = TimelineValue(registry, {})
         self.active_processes: TimelineDict[TaskId, str] = TimelineDict(registry)
@@ -212,18 +212,9 @@ class StreamsGroup(KindGroup[StreamsEpochs, StreamsMember, MemberTasks]):
 
         The epoch must be the member's, or not older than that in which it got the task of each of `partitions`
         (KIP-1251)."""
-        member = self._committing_member(member_id, instance_id, epoch, transactional=transactional)
+        member = self._behind_member(member_id, instance_id, epoch, transactional=transactional, version=version)
         if member is None:
             return
-        if not transactional and version < COMMITS_WITH_EPOCHS_FROM:
-            raise ApiError(
-                ErrorCode.UNSUPPORTED_VERSION,
-                "OffsetCommit version 9 or above must be used by members using the streams group protocol",
-            )
-        if epoch == member.epoch:
-            return
-        if epoch > member.epoch:
-            raise _stale(f"Received member epoch {epoch} is newer than current member epoch {member.epoch}.")
         topology = self.topology
         if topology is None:
             raise _stale("Topology is not available for offset commit validation.")
@@ -255,9 +246,6 @@ class StreamsGroup(KindGroup[StreamsEpochs, StreamsMember, MemberTasks]):
                 failed_description=value.failed_description_topology_epoch,
             )
             self._assignment_configs.value = {each.key: each.value for each in value.last_assignment_configs or ()}
-
-    def _new_member(self, member_id: str) -> StreamsMember:
-        return StreamsMember(member_id)
 
     def _target_of(self, value: Any) -> MemberTasks:
         return target_from(value)

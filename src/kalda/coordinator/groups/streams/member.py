@@ -16,7 +16,7 @@ from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
-from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
+from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
 from kalda.protocol.messages.group_records import (
     StreamsGroupCurrentMemberAssignmentValue,
     StreamsGroupCurrentMemberAssignmentValueTaskIds,
@@ -78,11 +78,6 @@ class HeldTasks:
             _joined(self.warmup, other.warmup),
         )
 
-    def since_zero(self) -> HeldTasks:
-        """Of an absent static member: whoever returns in its place has them since epoch 0."""
-        active = {subtopology: dict.fromkeys(partitions, 0) for subtopology, partitions in self.active.items()}
-        return replace(self, active=active)
-
 
 NO_TASKS: Final = HeldTasks()
 
@@ -108,6 +103,18 @@ class StreamsMember:
     assigned: HeldTasks = NO_TASKS
     revoking: HeldTasks = NO_TASKS
     """Tasks that it is to give back and still has."""
+
+    @property
+    def leaves_at_once(self) -> bool:
+        """Its place is kept until it has left for a while, or for good."""
+        return False
+
+    def absent(self) -> StreamsMember:
+        """A static member that has left for a while. Whoever returns in its place has its tasks since epoch 0."""
+        active = {subtopology: dict.fromkeys(partitions, 0) for subtopology, partitions in self.assigned.active.items()}
+        return replace(
+            self, epoch=STATIC_LEAVING_EPOCH, assigned=replace(self.assigned, active=active), revoking=NO_TASKS
+        )
 
     def is_reconciled(self, assignment_epoch: int) -> bool:
         """Whether it has all of the target of that epoch."""

@@ -27,15 +27,13 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
-from kalda.coordinator.groups.kind_groups import known_instance, unreleased_instance
-from kalda.coordinator.groups.kind_protocol import KindProtocol, check_epoch
+from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.streams.assignment import TaskAssigner
 from kalda.coordinator.groups.streams.config import StreamsSettings
 from kalda.coordinator.groups.streams.group import (
     NO_TOPOLOGY_EPOCH,
-    STREAMS,
     MemberOffsets,
     StreamsGroup,
     Topology,
@@ -43,7 +41,6 @@ from kalda.coordinator.groups.streams.group import (
 )
 from kalda.coordinator.groups.streams.groups import StreamsGroups
 from kalda.coordinator.groups.streams.member import (
-    NO_TASKS,
     Endpoint,
     StreamsMember,
     TaskState,
@@ -234,25 +231,21 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
         member_id, instance_id = request.member_id, request.instance_id
         if joins:
             self.check_size(group, member_id, instance_id)
-        if instance_id is None:
-            if not joins:
-                member = group.member(member_id)
-                _check_epoch(member, request)
-                return _Entered(group, member)
-            log.info("group %s: member %s joins", group.group_id, member_id)
-            return _Entered(group, group.members.get(member_id) or StreamsMember(member_id))
-        present = group.static_member(instance_id)
-        if not joins:
-            member = known_instance(present, member_id, instance_id)
-            _check_epoch(member, request)
-            return _Entered(group, member)
-        if present is None:
-            log.info("group %s: static member %s joins as %s", group.group_id, member_id, instance_id)
-            return _Entered(group, group.members.get(member_id) or StreamsMember(member_id))
-        if present.epoch != STATIC_LEAVING_EPOCH:
-            raise unreleased_instance(present, member_id, instance_id)
-        member = self._replace_static(group, present, member_id, records)
-        return _Entered(group, member, present.member_id != member_id)
+        present = None if instance_id is None else group.static_member(instance_id)
+        old = self._sender(group, request, member_id, instance_id, records)
+        return _Entered(group, old, present is not None and present.member_id != member_id)
+
+    def _owns_assigned(self, member: StreamsMember, request: StreamsGroupHeartbeatRequest) -> bool:
+        owned, tasks = _owned(request), member.assigned.tasks
+        return owned is not None and all(
+            partitions <= held.get(subtopology, frozenset())
+            for reported, held in (
+                (owned.active, tasks.active),
+                (owned.standby, tasks.standby),
+                (owned.warmup, tasks.warmup),
+            )
+            for subtopology, partitions in reported.items()
+        )
 
     def _topology(self, group: StreamsGroup, prepared: Prepared, records: list[GroupLogRecord]) -> Topology:
         """The topology of the group; the one that the member brings where there is none yet. A member may bring an
@@ -346,12 +339,8 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
             following = step.following
         else:
             following = next_member(member, epoch, of.target, group, owned)
-        if following != member:
-            self._partition.write_now([group.assignment_record(following)])
-            self._groups.watch_revocation(group, following)
-            if following.is_reconciled(epoch):
-                self._groups.note_reconciled(group, following)
-        return following
+        taken: StreamsMember = self._take_step(group, member, following)
+        return taken
 
     def _step_of(self, group: StreamsGroup, member: StreamsMember) -> _StepOf:
         """Before the first assignment a member has no tasks."""
@@ -421,38 +410,16 @@ class StreamsProtocol(KindProtocol[StreamsGroup]):
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def _leave(self, request: StreamsGroupHeartbeatRequest) -> StreamsAnswer | Pending[StreamsAnswer]:
-        """A dynamic member is removed. A static one that means to return keeps its place until its session ends."""
         if request.shutdown_application:
             self._shut_down(self._groups.get(request.group_id), request.member_id)
-        instance_id, epoch = request.instance_id, request.member_epoch
-        group, member = self._leaving(request.group_id, request.member_id, instance_id)
+        epoch = request.member_epoch
+        self._end(request.group_id, request.member_id, request.instance_id, epoch)
         response = StreamsGroupHeartbeatResponse(member_id=request.member_id, member_epoch=epoch, status=[])
-        if instance_id is not None and epoch == STATIC_LEAVING_EPOCH:
-            log.info("group %s: static member %s leaves for a while", group.group_id, instance_id)
-            absent = replace(member, epoch=epoch, assigned=member.assigned.since_zero(), revoking=NO_TASKS)
-            self._partition.write_now([group.assignment_record(absent)])
-        else:
-            self._remove(group, member.member_id)
         return self._partition.write_with([], StreamsAnswer(response))
 
 
 def _status(status: StreamsGroupStatus, detail: str) -> Status:
     return Status(status_code=int(status), status_detail=detail)
-
-
-def _check_epoch(member: StreamsMember, request: StreamsGroupHeartbeatRequest) -> None:
-    """Raises FENCED_MEMBER_EPOCH."""
-    owned, tasks = _owned(request), member.assigned.tasks
-    owns_assigned = owned is not None and all(
-        partitions <= held.get(subtopology, frozenset())
-        for reported, held in (
-            (owned.active, tasks.active),
-            (owned.standby, tasks.standby),
-            (owned.warmup, tasks.warmup),
-        )
-        for subtopology, partitions in reported.items()
-    )
-    check_epoch(STREAMS, (member.epoch, member.previous_epoch), request.member_epoch, owns_assigned=owns_assigned)
 
 
 def _owned(request: StreamsGroupHeartbeatRequest) -> MemberTasks | None:
