@@ -118,14 +118,24 @@ def test_a_lost_answer_is_no_reason_to_fence() -> None:
     assert a.send(member_epoch=3, topic_partitions=a.owned_topics()).error == "FENCED_MEMBER_EPOCH"
 
 
+def test_the_interval_between_assignments_does_not_delay_who_joins_an_empty_group() -> None:
+    world = World(consumers={"group.consumer.assignment.interval.ms": 10_000})
+    world.topics.add("t", 4)
+    first, second = Member(world, "first", "t"), Member(world, "second", "t")
+    settle(world, first)
+    first.leave()
+    assert (state(world), epochs(world)) == ("Empty", (3, 3))
+    second.beat()
+    assert second.numbers == [0, 1, 2, 3]
+
+
 def test_an_assignment_that_a_late_request_was_answered_with_is_sent_again() -> None:
     """A client has given a join up and sent another. The second is answered before there is a target, and the first one
     comes after it."""
     world = World(consumers={"group.consumer.assignment.interval.ms": 10_000})
     world.topics.add("t", 4)
-    first, a = Member(world, "first", "t"), Member(world, "a", "t")
-    settle(world, first)
-    first.leave()
+    other, a = Member(world, "other", "orders"), Member(world, "a", "t")
+    settle(world, other)
     join = {"member_epoch": 0, "subscribed_topic_names": ["t"], "rebalance_timeout_ms": 60_000, "topic_partitions": []}
     a.take(a.send(**join))
     assert (a.numbers, a.epoch) == ([], epochs(world)[1]), "the interval has not passed"

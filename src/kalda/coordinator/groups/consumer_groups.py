@@ -102,7 +102,8 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
     ) -> Pending[None]:
         """Remove members. What they own is free for others, which get it in the next group epoch. Where only members
         of the classic protocol are left, the group may become a classic group. `what` has happened to the members, and
-        the `reason` that their client gave, are for operators."""
+        the `reason` that their client gave, are for operators. After the last member the next one does not wait for an
+        interval between assignments."""
         members = [group.members[member_id] for member_id in dict.fromkeys(member_ids)]
         cause = Cause(what, members, reason)
         self.settle(group)
@@ -117,6 +118,8 @@ class ConsumerGroups(KindGroups[ConsumerGroup]):
         metadata_hash = self._settings.catalog.hash_of(group.subscribed_after(removed, ()))
         epoch = group.epochs.group
         records.append(group.epoch_record(epoch + 1, metadata_hash))
+        if len(members) == len(group.members):
+            records.append(group.target_epoch_record(epoch + 1, 0))
         outcome = self._partition.write(records)
         if outcome.error is None:
             self.note_removal(group, epoch, cause)
