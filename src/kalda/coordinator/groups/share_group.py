@@ -216,6 +216,8 @@ class ShareGroup(KindGroup[Epochs, ShareMember, MemberPartitions]):
         self._initialization: TimelineValue[Initialization] = TimelineValue(registry, Initialization())
         self._by_topic: TimelineDict[str, int] = TimelineDict(registry)
         """How many members subscribe to each topic."""
+        self._all_assigned: tuple[Initialization | None, Epochs | None] = None, None
+        """With which of both the target had everything: what members subscribe to, and targets, change with epochs."""
 
     # -- what is read --------------------------------------------------------------------------------------------
 
@@ -248,14 +250,18 @@ class ShareGroup(KindGroup[Epochs, ShareMember, MemberPartitions]):
         """Whether partitions are initialized, and subscribed to, that the target does not have."""
         if not self.members or not self.initialization.initialized:
             return False
+        initialization, epochs = self.initialization, self.epochs
+        if self._all_assigned[0] is initialization and self._all_assigned[1] is epochs:
+            return False
         assigned: dict[Uuid, set[int]] = {}
         for partitions in self.targets.values():
             for topic_id, numbers in partitions.items():
                 assigned.setdefault(topic_id, set()).update(numbers)
-        return any(
-            topic.name in self._by_topic and assigned.get(topic_id, set()) != topic.partitions
-            for topic_id, topic in self.initialization.initialized.items()
-        )
+        for topic_id, topic in initialization.initialized.items():
+            if topic.name in self._by_topic and assigned.get(topic_id, set()) != topic.partitions:
+                return True
+        self._all_assigned = initialization, epochs
+        return False
 
     # -- replay --------------------------------------------------------------------------------------------------
 

@@ -238,9 +238,12 @@ class ShareProtocol(KindProtocol[ShareGroup]):
             if found is None:
                 continue
             topic_id, shape = found
+            initialized = held.initialized.get(topic_id)
+            if initialized is not None and len(initialized.partitions) >= shape.partitions:
+                continue
             present: frozenset[int] = frozenset()
             for known, is_recent in (
-                (held.initialized.get(topic_id), True),
+                (initialized, True),
                 (held.initializing.get(topic_id), False),
             ):
                 if known is not None and (is_recent or known.since_ms > limit_ms):
