@@ -166,7 +166,8 @@ def test_a_member_leaves(world: World) -> None:
     assert second.settle() == {"orders": [0, 1, 2, 3]}
     assert first.beat(epoch=3) == "UNKNOWN_MEMBER_ID"
     assert second.beat(epoch=-1) == "NONE"
-    assert described(world).group_state == "Empty"
+    found = described(world)
+    assert (found.group_state, found.assignment_epoch) == ("Empty", found.group_epoch)
 
 
 def test_a_silent_member_is_removed(world: World) -> None:

@@ -64,10 +64,13 @@ class ShareGroups(KindGroups[ShareGroup]):
     # -- members -------------------------------------------------------------------------------------------------
 
     def end_member(self, group: ShareGroup, member_id: str, what: str) -> Pending[None]:
+        """After the last member the next one does not wait for an interval between assignments."""
         member, epoch = group.member(member_id), group.epochs.group
         metadata_hash = self._settings.catalog.hash_of(group.subscribed_after(member.topics, ()))
         records: list[GroupLogRecord] = [*group.tombstones_of([member_id])]
         records.append(group.epoch_record(epoch + 1, metadata_hash))
+        if len(group.members) == 1:
+            records.append(group.target_epoch_record(epoch + 1, 0))
         self.settle(group)
         outcome = self._partition.write(records)
         if outcome.error is None:
