@@ -104,7 +104,7 @@ class KindProtocol(ABC, Generic[G]):
                 member = group.member(member_id)
             else:
                 member = known_instance(group.static_member(instance_id), member_id, instance_id)
-            self._check_epoch(member, request)
+            self.check_epoch(member, request)
             return member
         if instance_id is not None:
             return self.static_to_join(group, member_id, instance_id, records)
@@ -129,7 +129,7 @@ class KindProtocol(ABC, Generic[G]):
         records += group.replacement(present, member)
         return member
 
-    def _check_epoch(self, member: Any, request: Any) -> None:
+    def check_epoch(self, member: Any, request: Any) -> None:
         """Raises FENCED_MEMBER_EPOCH. The epoch before is accepted where the member owns nothing but what is assigned
         to it: the answer that had the present one may have been lost."""
         present, received = member.epoch, request.member_epoch

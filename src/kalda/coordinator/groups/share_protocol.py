@@ -321,7 +321,7 @@ def _updated(member: ShareMember, caller: Caller, request: ShareGroupHeartbeatRe
         member,
         rack=member.rack if request.rack_id is None else request.rack_id,
         client_id=caller.client_id or "",
-        client_host=caller.client_host,
+        client_host=f"/{caller.client_host}",
         topics=member.topics if names is None else frozenset(names),
     )
 
