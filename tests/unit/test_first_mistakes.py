@@ -50,6 +50,15 @@ def test_a_port_alone_is_no_address(client):
         client(bootstrap_servers=9092)
 
 
+@pytest.mark.parametrize(
+    ("client", "key"), [(kalda.Consumer, "group.id"), (kalda.Producer, "transactional.id"), (kalda.Admin, "client.id")]
+)
+def test_a_name_that_cannot_be_sent_is_refused_at_once(client, key):
+    """As Python has it of a command line whose bytes are not UTF-8."""
+    with pytest.raises(kalda.InvalidConfig, match=f"for configuration {key}: it is not UTF-8"):
+        client({"bootstrap.servers": "localhost:1", key: "caf\udce9"})
+
+
 def test_a_login_without_its_line_shows_one():
     with pytest.raises(
         kalda.InvalidConfig, match=r'SASL_PLAINTEXT needs it; give sasl\.jaas\.config, such as .*"alice"'

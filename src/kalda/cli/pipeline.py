@@ -5,6 +5,7 @@ Options and output; `kalda.pipeline` does the work.
 
 from __future__ import annotations
 
+import glob
 import logging
 import secrets
 import sys
@@ -601,8 +602,11 @@ def mirror_command(
       kalda pipeline mirror orders payments --from production --to standby --state mirrors/standby --follow
     """
     with _failures():
+        from kalda.client.transport.profiles import read_profile
         from kalda.pipeline.connectors.mirror import MirrorSettings, mirror
 
+        for profile in (source, target):
+            read_profile(profile)  # before Spark starts
         settings = MirrorSettings(topics, source, target, prefix, None if no_groups else groups, not once, rows_a_batch)
         reports: dict[str, FlowReport] = {}
         session = _session(_flow_line(reports), f"mirror {directory}", (), parse_pairs("--spark", spark_pairs))
@@ -718,6 +722,8 @@ def replay_command(
     line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  {source} is written to {topic}")
     lake = Lake(source)
     is_lake = lake.state() is not None
+    if ":" not in source and not glob.has_magic(source) and not Path(source).exists():
+        raise Failure(f"{source}: there is no such file")
     with _session(line, f"replay {name}", ("delta" if is_lake else file_format,), settings) as spark:
         rows = lake.frame(spark) if is_lake else spark.read.format(file_format).load(source)
         done = replay(rows, wanted)

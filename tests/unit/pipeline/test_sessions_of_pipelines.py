@@ -156,7 +156,7 @@ def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise errors.AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/none.\n\tat org.apache.spark.X")
 
     monkeypatch.setattr(session, "make_session", fail)
-    result = CliRunner().invoke(pipeline, ["replay", "/none", "--to", "t", "--name", "n"])
+    result = CliRunner().invoke(pipeline, ["replay", "s3a://none", "--to", "t", "--name", "n"])
     assert (result.exit_code, result.output) == (
         1,
         "kalda: Spark: [PATH_NOT_FOUND] Path does not exist: file:/none.\n",
@@ -169,7 +169,10 @@ def test_ctrl_c_while_spark_starts_ends_as_in_other_commands(monkeypatch: pytest
 
     monkeypatch.setattr(session, "make_session", interrupt)
     monkeypatch.setattr(Lake, "agreed", lambda *_: Load(LoadSettings(("t",)), {}))
-    for command in (["load", "t", "--to", str(tmp_path / "lake")], ["replay", "x", "--to", "t", "--name", "n"]):
+    for command in (
+        ["load", "t", "--to", str(tmp_path / "lake")],
+        ["replay", str(tmp_path), "--to", "t", "--name", "n"],
+    ):
         result = CliRunner().invoke(cli, ["pipeline", *command])
         assert (result.exit_code, result.output.splitlines()[-1]) == (130, "Interrupted.")
         assert ("--foreground lets it take all" in result.output) == (command[0] == "load")
@@ -360,3 +363,21 @@ def test_an_interrupted_snapshot_is_not_read(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(session, "make_session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
     done = CliRunner().invoke(cli, ["pipeline", "snapshot", "users", "--to", str(tmp_path / "users")])
     assert (done.exit_code, done.stdout) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "nothere", "--to", "orders", "--name", "x"], "nothere: there is no such file"),
+        (["mirror", "a", "--from", "nope", "--to", "b", "--state", "s"], "there is no profile nope"),
+    ],
+)
+def test_what_is_not_there_is_said_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KALDA_PROFILES", str(tmp_path / "profiles.toml"))
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
+    done = CliRunner().invoke(cli, ["pipeline", *arguments])
+    assert done.exit_code == 1
+    assert said in done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from kalda.base.configs.definition import (
     BOOLEAN,
@@ -29,6 +29,7 @@ from kalda.base.configs.definition import (
     OneOf,
     OneOfAnyCase,
     Value,
+    invalid_value,
     to_text,
 )
 from kalda.base.configs.oauthbearer import OAUTHBEARER_KEYS
@@ -145,12 +146,19 @@ class ClientConfig:
 
 
 C = TypeVar("C", bound=ClientConfig)
+_SENT: Final = ("client.id", "client.rack", "group.id", "group.instance.id", "transactional.id")
+"""Keys of clients whose values are strings in requests."""
 
 
 def made(kind: type[C], values: Mapping[str, Value], **own: Any) -> C:
     """A client's configuration, of the values of all keys. A field has the value of the key of its name; `own` are
-    those that have none."""
+    those that have none. Raises `InvalidConfig` for a name that cannot be sent."""
     at = cast(Mapping[str, Any], values)
+    for key in _SENT:
+        try:
+            (at.get(key) or "").encode()
+        except UnicodeEncodeError:  # bytes of a command line, as Python keeps them
+            raise invalid_value(key, at[key], "it is not UTF-8") from None
     own |= {
         "rebootstrap_trigger_ms": at["metadata.recovery.rebootstrap.trigger.ms"],
         "may_rebootstrap": at["metadata.recovery.strategy"].lower() == "rebootstrap",

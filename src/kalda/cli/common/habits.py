@@ -31,10 +31,10 @@ OTHER_NAMES: Final = {
 KCAT_MODES: Final = {"-P": "kalda produce TOPIC", "-C": "kalda consume TOPIC", "-G": "kalda consume TOPIC --group NAME",
     "-L": "kalda cluster describe, or kalda topics describe", "-Q": "kalda topics offsets TOPIC --at TIME"}  # fmt: skip
 SAME_COMMANDS: Final = {
-    "info": "describe", "show": "describe", "ls": "list", "add": "create", "rm": "delete", "remove": "delete",
-    "new": "create", "create": "add", "edit": "alter", "update": "alter", "set": "alter", "seek": "reset-offsets",
-    "metadata": "describe", "status": "describe", "trim-prefix": "delete-records", "add-partitions": "alter",
-    "delete": "remove", "execute": "run", "generate": "plan", "verify": "status",
+    "info": "describe", "show": "describe", "ls": "list", "list": "describe", "add": "create", "rm": "delete",
+    "remove": "delete", "new": "create", "create": "add", "edit": "alter", "update": "alter", "set": "alter",
+    "seek": "reset-offsets", "metadata": "describe", "status": "describe", "trim-prefix": "delete-records",
+    "add-partitions": "alter", "delete": "remove", "execute": "run", "generate": "plan", "verify": "status",
 }  # fmt: skip
 """Commands of a noun by other words for them."""
 OF_OTHER_NOUNS: Final = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from kalda.cli.health.findings import Finding, error, ok, warning
+from kalda.clientcore.connections.cluster_values import Address
 
 TIMEOUT_S = 3.0
 _API_VERSIONS = bytes.fromhex("00120000000000010006") + b"doctor"
@@ -74,7 +75,7 @@ def certificate_of(host: str, port: int, timeout_s: float = TIMEOUT_S) -> bytes 
 
 def examine(check: str, host: str, port: int, protocol: str) -> Iterator[Finding]:
     """An address that clients use with `security.protocol=protocol`."""
-    address = f"{host}:{port}"
+    address = str(Address(host, port))
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as failure:

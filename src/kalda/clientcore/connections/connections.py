@@ -604,12 +604,10 @@ class Connections:
             peer.in_flight.pop()
             if not expects_response:
                 peer.without_response -= 1
-            on_done(
-                None,
-                ApiError(
-                    ErrorCode.INVALID_REQUEST, f"{ApiKey(call.api_key).name}: a value is not of its type: {error}"
-                ),
-            )
+            why = f"a value is not of its type: {error}"
+            if isinstance(error, UnicodeEncodeError):
+                why = f"{error.object!r} is not UTF-8"
+            on_done(None, ApiError(ErrorCode.INVALID_REQUEST, f"{ApiKey(call.api_key).name}: {why}"))
             return
         peer.traffic.sent.append(sum(map(len, buffers)))
         self._actions.append(Write(peer.connection_id, buffers))
