@@ -334,7 +334,7 @@ def _transactions(plan: str, seed: int) -> str:
 @json_option
 def group_command(seed: int, nodes: int, members: int, partitions: int) -> None:
     """A large consumer group (KIP-848): its members join, one leaves, and its coordinator is killed. Exits with 1 if a
-    promise is not kept. With 5,000 members over 15,000 partitions it takes some minutes.
+    promise is not kept. With 5,000 members over 15,000 partitions it takes about a minute.
 
     \b
     Example:
