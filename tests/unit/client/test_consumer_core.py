@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from consumer_world import ASSIGNED, LOST, REVOKED, Cluster, Member, values
 
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.consuming.consumer_errors import (
     CommitFailed,
@@ -436,6 +436,20 @@ def test_a_topic_made_again_is_read_from_its_beginning_also_where_that_makes_the
     cluster.append("t", 0, b"new-0")
     cluster.at(10_000, lambda: cluster.append("t", 0, *numbered(20)))
     assert drain(member, 21) == [b"new-0", *numbered(20)]
+
+
+def test_a_commit_that_is_repeated_is_not_made_for_another_topic_of_that_name() -> None:
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(10))
+    member = Member(cluster, **{"group.id": "g", "enable.auto.commit": False}).subscribe("t")
+    drain(member, 10)
+    cluster.remove_topic("t")
+    operation = Operation("the commit", cluster.now_ms + 10_000)
+    member.core.commit({T0: OffsetAndEpoch(10, 0)}, operation, repeats=True)
+    cluster.at(50, lambda: cluster.add_topic("t", 1, generation=2))
+    with pytest.raises(ApiError, match="was deleted"):
+        member.wait(operation)
+    assert cluster.world.fetch({"t": [0]}) == {("t", 0): -1}
 
 
 def test_a_topic_made_again_is_read_from_its_beginning_where_it_is_longer_already() -> None:

@@ -5,8 +5,8 @@ until its deadline after errors that pass; an asynchronous one is not, since a l
 are sent in the order of the calls, so an earlier commit never overwrites a later one.
 
 A partition that the coordinator does not know may be newer than its metadata, or deleted. It is taken to be deleted
-where metadata that came after the first refusal does not have it either: to repeat the commit would hold up the
-rebalance that takes the partition away.
+where metadata that came after the refusal does not have it either, or has another topic of that name: to repeat the
+commit would hold up the rebalance that takes the partition away, or store the offset for that other topic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.consuming.commits import (
@@ -38,7 +38,7 @@ from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 
 class _Commit:
-    __slots__ = ("failures", "left", "offsets", "operation", "repeats", "retry_at_ms", "unknown_since_ms")
+    __slots__ = ("failures", "left", "offsets", "operation", "repeats", "retry_at_ms", "topic_ids", "unknown_at_ms")
 
     def __init__(self, offsets: Mapping[TopicPartition, OffsetAndEpoch], operation: Operation, repeats: bool) -> None:
         self.offsets = dict(offsets)
@@ -48,8 +48,10 @@ class _Commit:
         self.repeats = repeats
         self.retry_at_ms = 0
         self.failures = 0
-        self.unknown_since_ms: int | None = None
-        """When the coordinator first did not know a partition."""
+        self.topic_ids: dict[str, Uuid] = {}
+        """The topics that are meant."""
+        self.unknown_at_ms: int | None = None
+        """When the coordinator last did not know a partition."""
 
 
 class _Read:
@@ -91,8 +93,14 @@ class Committing:
         if not offsets:
             operation.succeed()
             return
-        self._commits.append(_Commit(offsets, operation, repeats))
+        commit = _Commit(offsets, operation, repeats)
+        commit.topic_ids = {topic: self._topic_id(topic) for topic in {partition.topic for partition in offsets}}
+        self._commits.append(commit)
         self.run()
+
+    def _topic_id(self, topic: str) -> Uuid:
+        known = self._requests.metadata.topics.get(topic)
+        return ZERO_UUID if known is None else known.topic_id
 
     def read(self, partitions: Collection[TopicPartition], operation: Operation) -> None:
         """The committed offsets: `operation` gets a dict, without the partitions that have none."""
@@ -130,6 +138,15 @@ class Committing:
             self._commits.popleft()
             commit.operation.fail(self._requests.coordinator_error)
             return
+        if commit.unknown_at_ms is not None:
+            if self._requests.metadata.updated_at_ms <= commit.unknown_at_ms:
+                commit.retry_at_ms = self._requests.retry_at_ms()
+                return
+            if self._is_any_deleted(commit):
+                self._commits.popleft()
+                why = "the topic was deleted, or has no such partition any more"
+                commit.operation.fail(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why))
+                return
         membership = self._membership()
         group = GroupMetadata(self._group_id)
         if membership is not None:
@@ -160,14 +177,14 @@ class Committing:
         if answer is not None and self._metrics is not None:
             self._metrics.commits.append(self._requests.now_ms - sent_at_ms)
         failed: ApiError | None = error
-        unknown: list[TopicPartition] = []
         if answer is not None:
             for partition, code in committed_errors(answer):
                 if code in FENCED or code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.FENCED_INSTANCE_ID):
                     self._on_fenced(commit, code)
                     return
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    unknown.append(partition)
+                    commit.unknown_at_ms = self._requests.now_ms
+                    self._requests.metadata.request_update()
                 if failed is None or failed.code.retriable:
                     failed = refused(code, f"group {self._group_id!r}, partition {partition}")
         if failed is None:
@@ -180,19 +197,13 @@ class Committing:
             self.run()
             return
         self._requests.on_coordinator_error(failed)
-        if unknown and self._is_any_deleted(unknown, commit):
-            commit.operation.fail(failed)
-            return
         self._retry(commit, failed)
 
-    def _is_any_deleted(self, unknown: list[TopicPartition], commit: _Commit) -> bool:
-        """Whether metadata from after the first refusal lacks one of the partitions, too; requests it before."""
+    def _is_any_deleted(self, commit: _Commit) -> bool:
+        """Whether the metadata lacks one of the partitions, or has another topic of that name."""
         metadata = self._requests.metadata
-        if commit.unknown_since_ms is None:
-            commit.unknown_since_ms = self._requests.now_ms
-            metadata.request_update()
-        return metadata.updated_at_ms > commit.unknown_since_ms and any(
-            partition >= len(metadata.partitions_of(topic)) for topic, partition in unknown
+        return any(self._topic_id(topic) != topic_id for topic, topic_id in commit.topic_ids.items()) or any(
+            partition >= len(metadata.partitions_of(topic)) for topic, partition in commit.left
         )
 
     def _on_fenced(self, commit: _Commit, code: ErrorCode) -> None:
