@@ -361,11 +361,13 @@ class AdminCore(ClientCore):
         requests_ms = self.requests.deadline_ms()
         if requests_ms == now_ms:
             return now_ms
-        times = [requests_ms, self._own_metrics_due_ms]
+        times = [requests_ms]
         times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
         if self._first_contact_ms is not None and not self.connections.was_connected:
             times += [run.began_ms + self._first_contact_ms for run in self._runs]
-        return self.requests.earliest(times)
+        # The end of a client makes the last push due in the same millisecond, after a run: it is not one that has passed.
+        due_ms = (self.requests.earliest(times), self._own_metrics_due_ms)
+        return min((time for time in due_ms if time is not None), default=None)
 
     def end(self, error: ApiError) -> None:
         """Close the connections; plans that run fail with `error`."""
