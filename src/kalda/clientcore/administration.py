@@ -365,7 +365,7 @@ class AdminCore(ClientCore):
         times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
         if self._first_contact_ms is not None and not self.connections.was_connected:
             times += [run.began_ms + self._first_contact_ms for run in self._runs]
-        # The end of a client makes the last push due in the same millisecond, after a run: it is not one that has passed.
+        # The end of a client makes the last push due in this millisecond, after a run: it is not one that has passed.
         due_ms = (self.requests.earliest(times), self._own_metrics_due_ms)
         return min((time for time in due_ms if time is not None), default=None)
 
