@@ -22,7 +22,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
         lone.start()
         yield lone
         assert lone.process is not None
-        assert lone.process.poll() is None, "the node died:\n" + "\n".join(lone.lines[-40:])
+        assert lone.process.poll() is None, "the node died:\n" + lone.last_lines()
         lone.stop()
         strange = [line for line in lone.lines if "Traceback" in line or "CRITICAL" in line]
         assert not strange, "\n".join(lone.lines[-200:])

@@ -29,6 +29,7 @@ from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsReque
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 SERVES = r"node \d+ of cluster \S+ serves"
 _START_S = 60
+_FAILURE = re.compile(r"ERROR|FATAL|Exception|^Caused by")
 _SOURCES = str(Path(kalda.__file__).parents[1])
 
 
@@ -143,8 +144,13 @@ class LoneNode:
         with self._heard:
             self._heard.wait_for(lambda: found() is not None or self._over, timeout_s)
             line = found()
-        assert line is not None, f"no line like {pattern!r}:\n" + "\n".join(self.lines[-40:])
+        assert line is not None, f"no line like {pattern!r}:\n{self.last_lines()}"
         return line
+
+    def last_lines(self) -> str:
+        """The end of its output; before it the lines of failures, which a node that ends itself wrote long before."""
+        earlier, last = self.lines[:-40], self.lines[-40:]
+        return "\n".join([*(line for line in earlier if _FAILURE.search(line)), *last])
 
     def says(self, pattern: str) -> bool:
         """Whether a line of its output matches."""
@@ -164,7 +170,7 @@ class LoneNode:
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         code = self.wait_exit()
-        assert code == 0, f"exit code {code}:\n" + "\n".join(self.lines[-40:])
+        assert code == 0, f"exit code {code}:\n" + self.last_lines()
         return time.monotonic() - began
 
     def kill(self) -> None:

@@ -163,7 +163,7 @@ class MixedNode(LoneNode):
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         code = self.wait_exit(120)
-        assert code == (143 if self.kind == KAFKA else 0), f"exit code {code}:\n" + "\n".join(self.lines[-40:])
+        assert code == (143 if self.kind == KAFKA else 0), f"exit code {code}:\n" + self.last_lines()
         self._classes.keep()
         return 0.0
 

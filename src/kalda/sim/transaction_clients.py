@@ -14,8 +14,9 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, FatalTransactionError
+from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimConsumer
+from kalda.sim.client_io import SimAdmin, SimConsumer
 from kalda.sim.transactions import Sent, SimTransactions, until_answered
 from kalda.verify.history import (
     Append,
@@ -222,7 +223,7 @@ class StableOffsetObserver:
         self._partitions = partitions
         self._stopping = False
         self._stable = stable_consumer(client)
-        self._latest = SimConsumer(client, {"isolation.level": "read_uncommitted"})
+        self._admin = SimAdmin(client)
         self.task = client.spawn(self._run())
 
     async def finish(self) -> None:
@@ -253,13 +254,22 @@ class StableOffsetObserver:
             self._history.add(read)
 
     async def sample(self, partition: TopicPartition) -> OffsetSample:
-        """Record the last stable offset and the high watermark. Raises `ApiError`."""
+        """Record the last stable offset and the high watermark. Raises `ApiError`.
+
+        Both are asked by one client: of two, the second could ask a leader that was paused, and does not know yet that
+        the first client's leader has succeeded it."""
         at_us = self._now_us
-        stable = (await self._stable.end_offsets(partition, timeout=_SAMPLE_S))[partition]
-        end = (await self._latest.end_offsets(partition, timeout=_SAMPLE_S))[partition]
+        stable = await self._latest(partition, read_committed=True)
+        end = await self._latest(partition, read_committed=False)
         sample = OffsetSample(partition, stable, end, at_us)
         self._history.add(sample)
         return sample
+
+    async def _latest(self, partition: TopicPartition, *, read_committed: bool) -> int:
+        found = await self._admin.list_offsets(
+            {partition: OffsetSpec.LATEST}, read_committed=read_committed, timeout=_SAMPLE_S
+        )
+        return found.value(partition).offset
 
     @property
     def _now_us(self) -> int:
