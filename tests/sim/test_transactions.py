@@ -6,13 +6,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from transaction_ablations import TRANSACTION_ABLATIONS
 
 from kalda.sim.transaction_storm import PLANS, TransactionPlan, simulate_transactions
+from kalda.sim.transactions import SimTransactions
 
 FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:1").split(":"))
 QUICK = ("the last stable offset bounds fetches", "verification before append", "epochs of appends")
@@ -24,6 +28,21 @@ def test_without_faults() -> None:
     assert verdict.passed, verdict.violation
     assert verdict.committed > 30
     assert verdict.aborted > 5
+
+
+def test_the_last_transactions_end_before_the_logs_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a loop has read all its input long before it commits."""
+    send_offsets: Callable[..., Awaitable[None]] = SimTransactions.send_offsets
+
+    async def late(self: SimTransactions, *arguments: Any) -> None:
+        await asyncio.sleep(0.8)
+        await send_offsets(self, *arguments)
+
+    monkeypatch.setattr(SimTransactions, "send_offsets", late)
+    lines: list[str] = []
+    verdict = simulate_transactions(TransactionPlan(1, kinds=(), zombies=False, duration_s=3), lines.append)
+    assert verdict.passed, verdict.violation
+    assert verdict.unknown == sum("it does not wait for the answer" in line for line in lines)
 
 
 @pytest.mark.parametrize("plan", PLANS)

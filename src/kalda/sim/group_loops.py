@@ -63,10 +63,6 @@ class GroupLoop(Worker):
         await self._consumer.close(0)
         await super()._close()
 
-    def _has_finished(self) -> bool:
-        """It goes on after `stop`, until the scenario finds no input left."""
-        return False
-
     async def step(self) -> None:
         try:
             await self._step()

@@ -75,7 +75,7 @@ class Worker(ABC):
         try:
             await self.producer.init()
             self.is_ready = True
-            while not self._has_finished():
+            while not self._stopping:
                 await self.step()
                 await asyncio.sleep(self.client.rng.choice((0, 0.01, 0.1, 0.3)))
         except FatalTransactionError as error:
@@ -87,9 +87,6 @@ class Worker(ABC):
 
     async def _close(self) -> None:
         await self.producer.close()
-
-    def _has_finished(self) -> bool:
-        return self._stopping
 
     @abstractmethod
     async def step(self) -> None:
@@ -180,14 +177,9 @@ class TransactionLoop(Worker):
         self._group = group
         self._committed: int | None = None
         """None: it has to be read from the group's coordinator."""
-        self.position: int | None = None
         self._consumer = stable_consumer(arguments[0], group)
         self._consumer.assign([source])
         super().__init__(*arguments)
-
-    def _has_finished(self) -> bool:
-        """It goes on after `stop`, until the scenario finds no input left."""
-        return False
 
     async def _close(self) -> None:
         await self._consumer.close(0)
@@ -197,11 +189,10 @@ class TransactionLoop(Worker):
         source, consumer = self._source, self._consumer
         if self._committed is None:
             self._committed = (await committed_offsets(consumer, [source]))[source]
-            self.position = self._committed
             consumer.seek(source, self._committed)
         begun_us, start = self.now_us, consumer.positions()[source].offset
         records = await read(consumer)
-        self.position = end = consumer.positions()[source].offset
+        end = consumer.positions()[source].offset
         transaction = self.next_transaction()
         self._history.add(Read(self.name, source, start, end, begun_us, self.now_us, records, transaction.name))
         if not records:

@@ -6,8 +6,8 @@ meanwhile. With `upgrades`, an operator moves `transaction.version` up and down 
 of such a run let no request arrive late, since version 1 has no defence against that. With `failovers`, coordinators
 are killed between two records that they write. With `late_markers`, requests for markers arrive a second time.
 
-After the faults the last stable offsets must reach the high watermarks in time, the loops must process all input, and
-the history must be sound.
+After the faults the loops must process all input, and end; then the last stable offsets must reach the high watermarks
+in time, and the history must be sound.
 """
 
 from __future__ import annotations
@@ -283,8 +283,6 @@ class _Storm:
         self.history = History(Settings(_TIMEOUT_MS, _SLACK_MS))
         self.checks = ClusterObserver(self.cluster)
         self.roles: list[_Role] = []
-        self._group_reader: SimConsumer | None = None
-        """Reads what the members of the group have not processed, without being one."""
         self.partitions = [*_INPUTS, *_OUTPUTS.values()]
 
     def client(self, name: str) -> SimClient:
@@ -434,21 +432,25 @@ class _Storm:
         await cluster.wait(lambda: all(writer.has_ended for writer in writers), "all writers have ended", _HEALED_S)
         await self._wait_stable(admin, _INPUTS)
         until_s = self.world.now_s + _HEALED_S
-        while not self.world.violations and not await self._is_drained(admin):
+        group = stable_consumer(admin, _GROUP)
+        while not self.world.violations and not await self._is_drained(admin, group):
             self._replace_ended()
             if self.world.now_s > until_s:
                 self.world.violated(f"not within {_HEALED_S:.0f} s: the loops have processed all input")
             await asyncio.sleep(0.2)
-        for worker in (worker for role in self.roles for worker in role.workers):
+        workers = [worker for role in self.roles for worker in role.workers]
+        for worker in workers:
             worker.stop()
-            worker.task.cancel()
-        await self._wait_stable(admin, self.partitions)
+        # Before the outputs are found stable: neither a producer that still sends, nor records that are not below the
+        # high watermark yet, may make one unstable again.
+        await cluster.wait(lambda: all(worker.has_ended for worker in workers), "all clients have ended", _HEALED_S)
         await cluster.wait(self.checks.settled, lambda: self.checks.unsettled, _HEALED_S)
+        await self._wait_stable(admin, self.partitions)
         await observer.finish()
         if not self.world.violations:
             for partition in self.partitions:
                 await admin.spawn(observer.sample(partition))
-            await self._judge(admin)
+            await self._judge(admin, group)
 
     async def _wait_stable(self, admin: SimClient, partitions: list[TopicPartition]) -> None:
         """Wait until the last stable offsets are the high watermarks; it is a violation if they are not in time."""
@@ -469,34 +471,21 @@ class _Storm:
         offset: int = await admin.spawn(latest_offset(admin, partition, read_committed=read_committed))
         return offset
 
-    async def _is_drained(self, admin: SimClient) -> bool:
-        """Whether every loop's position has reached the end of its input; or, of members, the group's offsets."""
-        if self.plan.members:
-            consumer = self._group_reader
-            if consumer is None:
-                consumer = self._group_reader = stable_consumer(admin, _GROUP)
-            for partition, offset in (await admin.spawn(committed_offsets(consumer, _INPUTS))).items():
-                end = await self._latest(admin, partition, False)
-                while offset < end:
-                    records, offset = await admin.spawn(read_at(consumer, partition, offset))
-                    if records:
-                        return False
-            return True
-        for role in self.roles:
-            if isinstance(role.worker, TransactionLoop):
-                for partition in _INPUTS:
-                    if _number_of(role.name) != partition.partition:
-                        continue
-                    position = role.worker.position
-                    end = await self._latest(admin, partition, False)
-                    if position is None or position < end:
-                        return False
+    async def _is_drained(self, admin: SimClient, group: SimConsumer) -> bool:
+        """Whether the group's offsets have reached the ends of its inputs. `group` reads what follows them, without
+        being a member."""
+        for partition, offset in (await admin.spawn(committed_offsets(group, _INPUTS))).items():
+            end = await self._latest(admin, partition, False)
+            while offset < end:
+                records, offset = await admin.spawn(read_at(group, partition, offset))
+                if records:
+                    return False
         return True
 
-    async def _judge(self, admin: SimClient) -> None:
+    async def _judge(self, admin: SimClient, group: SimConsumer) -> None:
         for partition in self.partitions:
             self.history.add(await admin.spawn(final_log(admin, partition)))
-        committed = await admin.spawn(committed_offsets(stable_consumer(admin, _GROUP), _INPUTS))
+        committed = await admin.spawn(committed_offsets(group, _INPUTS))
         for partition, offset in committed.items():
             self.history.add(FinalOffset(_GROUP, partition, offset))
         for finding in judge(self.history).findings[:10]:
