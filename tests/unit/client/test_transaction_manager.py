@@ -422,6 +422,25 @@ def test_an_abort_makes_requests_in_flight_void() -> None:
     assert manager.state is TransactionState.READY
 
 
+@pytest.mark.parametrize("code", [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH])
+@pytest.mark.parametrize("of_offsets", [ErrorCode.NONE, ErrorCode.NOT_COORDINATOR, ErrorCode.UNKNOWN_MEMBER_ID])
+def test_a_batch_fails_while_offsets_are_in_flight(code: ErrorCode, of_offsets: ErrorCode) -> None:
+    """The offsets of the failed transaction are given up: their answer belongs to nothing that still waits."""
+    coordinator = in_transaction(V2, A)
+    manager = coordinator.manager
+    manager.send_offsets("g", {A: 1})
+    while not isinstance((outgoing := manager.next_request(0)).request, TxnOffsetCommitRequest):
+        manager.on_response(coordinator.answer(outgoing.request, ErrorCode.NONE), 0)
+    manager.on_batch_failed(code, "t-0")
+    manager.on_response(coordinator.answer(outgoing.request, of_offsets), 0)
+    with pytest.raises(AbortableTransactionError) as raised:
+        manager.begin_commit()
+    assert raised.value.code is code
+    manager.begin_abort()
+    assert coordinator.run() == ["EndTxn"]
+    assert manager.state is TransactionState.READY
+
+
 def test_an_upgrade_takes_effect_with_the_next_transaction_and_a_new_epoch() -> None:
     coordinator = in_transaction(V1, A)
     manager = coordinator.manager

@@ -395,7 +395,7 @@ class TransactionManager:
         """The response to the request in flight."""
         sent, self._in_flight = self._in_flight, None
         assert sent is not None, "a response has a request"
-        if self.state is TransactionState.ABORTING and isinstance(sent.request, _MADE_VOID_BY_ABORT):
+        if self.state in _GIVEN_UP and isinstance(sent.request, _MADE_VOID_BY_ABORT):
             return
         match sent.request:
             case FindCoordinatorRequest():
@@ -734,5 +734,6 @@ _FATAL_FOR_BATCHES = frozenset(
 _STARTS = (AddPartitionsToTxnRequest, AddOffsetsToTxnRequest)
 """Requests that make a transaction an ongoing one before version 2."""
 _MADE_VOID_BY_ABORT = (AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, TxnOffsetCommitRequest)
-"""Requests whose outcome does not matter where the transaction is aborted meanwhile. An error that fences the producer
-is answered to EndTxn too."""
+"""Requests whose outcome does not matter where the transaction is aborted meanwhile, or has failed and can only be
+aborted. An error that fences the producer is answered to EndTxn too."""
+_GIVEN_UP = (TransactionState.ABORTING, TransactionState.ABORTABLE_ERROR, TransactionState.FATAL_ERROR)
