@@ -184,6 +184,21 @@ def test_end_of_version_2_without_an_open_transaction(
     assert world.state().start_ms == world.now
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_of_version_2_is_no_repeated_one_of_a_successor_of_version_1(committed: bool) -> None:
+    """The feature was downgraded. The former producer must not get the epoch of its successor."""
+    world = World()
+    world.init()
+    world.version = 1
+    assert world.init() == (1000, 1)
+    world.begin((1000, 1))
+    assert (world.commit if committed else world.abort)((1000, 1)) == NO_ID
+    world.settle()
+    for end in (world.commit, world.abort):
+        assert end((1000, 0), version=5) == "PRODUCER_FENCED"
+    assert world.begin((1000, 1)) == "NONE"
+
+
 def test_a_repeated_end_of_version_2_while_markers_are_written() -> None:
     world = World()
     world.init()

@@ -12,6 +12,9 @@ partition was added. "Retry" and "current" are the epoch of the request; "bump" 
     CompleteAbort   success         bump             invalid state   invalid state
     CompleteCommit  invalid state   bump             success         invalid state
 
+That is a retry only where version 2 has ended the latest transaction. Where version 1 has, the epoch was bumped by
+InitProducerId: the request is one of a producer that was replaced, and must not get the epoch of its successor.
+
 While the markers of the transaction are being written, every request is answered with CONCURRENT_TRANSACTIONS, as by
 Apache Kafka: the answer to EndTxn has given the client its next epoch, or its next producer id, with which it may abort
 the next transaction before its first partition is added.
@@ -60,6 +63,7 @@ def _refuse_version_2(
         and metadata.producer_epoch == 0
     )
     is_retry = retries_rotation or (producer_id == metadata.producer_id and epoch + 1 == metadata.producer_epoch)
+    is_retry = is_retry and metadata.bumps_epochs
     if producer_id != metadata.producer_id and not retries_rotation:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
     if not is_current and not (state.is_complete and is_retry):
