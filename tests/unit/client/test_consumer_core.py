@@ -322,6 +322,27 @@ def test_truncation_without_a_policy_is_raised_with_the_divergent_offset() -> No
     assert raised.value.divergent == {T0: 5}
 
 
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_a_position_within_a_batch_has_the_epoch_of_that_batch(in_chunks: bool) -> None:
+    """A poll ends within the first batch of a new leader, and then the leader changes again: nothing was truncated."""
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(5))
+    cluster.logs[T0].epoch += 1
+    cluster.append("t", 0, *numbered(10, 5))
+    member = Member(cluster, **{"auto.offset.reset": "none"}).assign(T0)
+    member.core.subscription.state(T0).seek(OffsetAndEpoch(0))
+    assert values(member.poll(100, 2)) == numbered(2)
+    if in_chunks:
+        assert [(taken.start, taken.end) for taken in member.core.fetcher.take_chunks(3)] == [(2, None)]
+        assert [(taken.start, taken.end) for taken in member.core.fetcher.take_chunks(4)] == [(5, 9)]
+    else:
+        assert drain(member, 7, 7) == numbered(7, 2)
+    assert member.core.subscription.positions()[T0] == OffsetAndEpoch(9, 1)
+    cluster.logs[T0].epoch += 1
+    cluster.append("t", 0, *numbered(3, 15))
+    assert drain(member, 9) == numbered(9, 9)
+
+
 def test_a_former_leader_does_not_decide_that_the_log_was_truncated() -> None:
     """A leader that is cut off from the controllers does not know the epoch of an offset that a reader of its successor
     has committed."""

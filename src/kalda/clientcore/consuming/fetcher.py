@@ -488,7 +488,7 @@ class Fetcher:
                     end_pos = pos
                     break
                 end = max(header.base_offset, start) + left  # a part of one batch, which is decoded again for the rest
-                state.offset = end
+                self._advance(state, end, header)
                 rows = left
                 break
             rows += count
@@ -535,7 +535,7 @@ class Fetcher:
                 try:
                     reader.take(out, limit - len(out), state.offset)
                 finally:
-                    state.offset = max(state.offset, reader.next_offset)
+                    self._advance(state, reader.next_offset, header)
                     size_bytes += reader.bytes_read - before
                 if reader.is_done:
                     self._pop_batch(chunk, header)
@@ -555,6 +555,13 @@ class Fetcher:
         chunk.fetched.chunks -= 1
         if not chunk.fetched.chunks:
             self._metrics.on_fetched(chunk.fetched, self._requests.now_ms)
+
+    @staticmethod
+    def _advance(state: PartitionState, offset: int, header: BatchHeader) -> None:
+        """Some of a batch's records are returned. The position is in the batch now, and so is the record before it."""
+        state.offset = max(state.offset, offset)
+        if state.offset > header.base_offset:
+            state.epoch = header.partition_leader_epoch
 
     def _pop_batch(self, chunk: Chunk, header: BatchHeader) -> None:
         chunk.batches.popleft()
