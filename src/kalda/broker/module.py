@@ -137,7 +137,7 @@ class AtFirstUse(Module, Generic[M]):
     """A module that is made, and whose files are imported, when it is needed for the first time: for a request of one
     of its APIs, for a partition that it is to coordinate, or because the sensors of the node are listed.
 
-    So a start does not pay for what the node may never do. The event loop is held once for it, by some 20 ms. What
+    So a start does not pay for what the node may never do. The event loop is held once for it, by some 30 ms. What
     `make` imports is imported by `tests/unit/broker/test_first_use.py` too, so a file that cannot be is found there.
     """
 

@@ -62,8 +62,8 @@ def _refuse_version_2(
         and epoch == MAX_EPOCH - 1
         and metadata.producer_epoch == 0
     )
-    is_retry = retries_rotation or (producer_id == metadata.producer_id and epoch + 1 == metadata.producer_epoch)
-    is_retry = is_retry and metadata.bumps_epochs
+    follows = producer_id == metadata.producer_id and epoch + 1 == metadata.producer_epoch
+    is_retry = metadata.bumps_epochs and (retries_rotation or follows)
     if producer_id != metadata.producer_id and not retries_rotation:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
     if not is_current and not (state.is_complete and is_retry):
