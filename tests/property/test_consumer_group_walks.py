@@ -189,7 +189,7 @@ class Walk:
 def test_no_partition_has_two_owners_in_one_epoch(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every second seed, assignments are computed in the background, as those of large groups."""
     if seed % 2:
-        monkeypatch.setattr("kalda.coordinator.groups.target_assignment._SMALL", 0)
+        monkeypatch.setattr("kalda.coordinator.groups.consumer_protocol._SMALL", 0)
     walk = Walk(seed)
     for _ in range(150):
         walk.step()

@@ -296,7 +296,7 @@ def test_every_partition_is_read_after_a_storm(seed: int, monkeypatch: pytest.Mo
     """Of every second seed, assignments are computed in the background, as those of large groups. In the last four, a
     request that its client had given up was answered with an assignment."""
     if seed % 2:
-        monkeypatch.setattr("kalda.coordinator.groups.target_assignment._SMALL", 0)
+        monkeypatch.setattr("kalda.coordinator.groups.consumer_protocol._SMALL", 0)
     walk = Walk(seed)
     for _ in range(200):
         walk.step()

@@ -17,10 +17,16 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import SharePartitionKey
-from kalda.coordinator.groups.config import ConsumerGroupConfig, GroupCoordinatorConfig, ShareGroupConfig, ShareServices
+from kalda.coordinator.groups.config import (
+    ConsumerGroupConfig,
+    GroupCoordinatorConfig,
+    ShareGroupConfig,
+    ShareServices,
+    StreamsGroupConfig,
+    StreamsServices,
+)
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsServices
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.coordinator.share.group_states import StateSummary

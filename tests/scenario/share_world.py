@@ -17,7 +17,7 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import AcknowledgeType, SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.broker.handlers.share import ShareHandlers
-from kalda.coordinator.share.state_batches import combined
+from kalda.coordinator.share.shard import combined
 from kalda.protocol.messages.share import (
     AcknowledgePartition,
     AcknowledgeTopic,

@@ -203,7 +203,7 @@ def _read_metadata(module: str, record: Record) -> object:
 
 def _read_coordinator(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
-    from kalda.coordinator.transactions.states import TransactionState
+    from kalda.coordinator.transactions.metadata import TransactionState
     from kalda.protocol.messages.transaction_records import TransactionLogValue
     from kalda.protocol.plain import plain_fields
     from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value

@@ -20,7 +20,7 @@ from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.verification.run import VerificationPlan
-    from kalda.verify.judge import Verdict
+    from kalda.verify.rules import Verdict
 
 ANOMALY = 1
 _MAX_PRINTED_A_RULE = 5
@@ -162,7 +162,7 @@ def _replicas(bootstrap_server: str) -> int:
 def _run(plan: VerificationPlan, history_path: str | None) -> Verdict:
     from kalda.cli.verification.run import run
     from kalda.verify.history_file import read_history
-    from kalda.verify.judge import judge
+    from kalda.verify.rules import judge
 
     if history_path is not None:
         _write(history_path, [], "a")  # a path that cannot be written must not cost the run
@@ -198,7 +198,7 @@ def _write(path: str, lines: list[str], mode: Literal["w", "a"] = "w") -> None:
 
 def _judge_file(path: str) -> Verdict:
     from kalda.verify.history_file import MalformedHistory, read_history
-    from kalda.verify.judge import judge
+    from kalda.verify.rules import judge
 
     try:
         line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  judging {path}")

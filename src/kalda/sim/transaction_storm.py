@@ -51,7 +51,7 @@ from kalda.sim.transaction_clients import (
 from kalda.sim.transactions import FEATURE
 from kalda.sim.world import World
 from kalda.verify.history import Fault, FinalOffset, History, Settings
-from kalda.verify.judge import judge
+from kalda.verify.rules import judge
 
 # Transaction coordinators that are killed between two records, and requests for markers that arrive a second time.
 #

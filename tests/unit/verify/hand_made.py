@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kalda.base.ids import TopicPartition
-from kalda.verify.findings import Finding
 from kalda.verify.history import Append, Consumed, FinalLog, History, Operation, Outcome, Read, Seen, Transaction
-from kalda.verify.judge import judge
+from kalda.verify.rules import Finding, judge
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 COMMITTED, ABORTED, UNKNOWN = Outcome.COMMITTED, Outcome.ABORTED, Outcome.UNKNOWN

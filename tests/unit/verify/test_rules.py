@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hand_made import ABORTED, COMMITTED, UNKNOWN, A, B, findings_of, log, only, read, transaction
 
-from kalda.verify.findings import Rule
 from kalda.verify.history import Append, Consumed, Fault, FinalOffset, OffsetSample, Place, Settings
+from kalda.verify.rules import Rule
 
 IN = Consumed("g", A, 0, 2)
 

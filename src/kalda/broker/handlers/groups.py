@@ -47,13 +47,15 @@ from kalda.coordinator.groups.config import (
     GroupCoordinatorConfig,
     ShareGroupConfig,
     ShareServices,
+    StreamsGroupConfig,
+    StreamsServices,
 )
-from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroupState
+from kalda.coordinator.groups.consumer_group import ConsumerGroupState
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.kind_group import CONSUMER, SHARE, STREAMS
 from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.groups.share_group import SHARE, ShareGroupState
-from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsServices
-from kalda.coordinator.groups.streams.group import STREAMS, StreamsGroupState
+from kalda.coordinator.groups.share_group import ShareGroupState
+from kalda.coordinator.groups.streams.group import StreamsGroupState
 from kalda.coordinator.internal_topics import GROUPS
 from kalda.coordinator.runtime import LoadState
 from kalda.metadata.configs import ConfigResource

@@ -35,8 +35,7 @@ from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.internal_topics import GROUPS, TRANSACTIONS, coordinator_partition
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import NO_LEADER
-from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata
-from kalda.coordinator.transactions.states import STATE_BY_LABEL
+from kalda.coordinator.transactions.metadata import STATE_BY_LABEL, VERSION_2, Partitions, TransactionMetadata
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from kalda.metadata.features import TRANSACTION_VERSION
 from kalda.protocol.access import (

@@ -13,23 +13,20 @@ interface (`KnownTopics`); authorization is done before and after.
 - `kind_group.py`: what a group of any of the kinds below has: members, their targets, epochs; replay and records
 - `kind_groups.py`: all groups of a kind in one partition: the timers of members, static members
 - `kind_protocol.py`: what heartbeats of all kinds do alike: sizes, static members, target assignments
-- `consumer_group.py`: the replayed state of a consumer group of KIP-848
+- `consumer_group.py`: consumer groups of KIP-848: the replayed state of one; all of one partition, sessions
 - `consumer_member.py`: a member of one, as a value, and its records
-- `consumer_groups.py`: all of one partition: replay, sessions, the end of members
-- `consumer_protocol.py`: ConsumerGroupHeartbeat
+- `consumer_protocol.py`: ConsumerGroupHeartbeat; the target assignment of a group epoch
 - `classic_members.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup of classic members in one
 - `migration.py`: a classic group becomes one, and back
 - `reconciliation.py`: a member's next step from what it owns to its target
-- `target_assignment.py`: the target assignment of a group epoch
 - `topic_catalog.py`: the topics that groups subscribe to, and their hash
-- `share_group.py`: the replayed state of a share group of KIP-932, and its records
-- `share_groups.py`: all of one partition: replay, sessions, the end of members
+- `share_group.py`: share groups of KIP-932: the replayed state of one, and its records; all of one partition
 - `share_protocol.py`: ShareGroupHeartbeat
 - `share_offsets.py`: the offsets of share groups: describe, alter, delete; the end of a group's state
 - `streams/`: streams groups of KIP-1071
 - `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
 - `offset_requests.py`: requests on committed offsets, and OffsetFetch's shapes by version
 - `records.py`: the log's records and their bytes
-- `descriptions.py`: ConsumerGroupDescribe, ShareGroupDescribe
+- `descriptions.py`: ConsumerGroupDescribe, ShareGroupDescribe, StreamsGroupDescribe
 - `config.py`: configs of all kinds: the broker's, and those that a group has instead
 """

@@ -19,8 +19,7 @@ from kalda.base.pending import Pending
 from kalda.coordinator.groups.classic_group import CONSUMER_PROTOCOL_TYPE, in_version
 from kalda.coordinator.groups.classic_protocol import left_response, one_left, refusal
 from kalda.coordinator.groups.config import ConsumerSettings
-from kalda.coordinator.groups.consumer_group import ConsumerGroup
-from kalda.coordinator.groups.consumer_groups import ConsumerGroups
+from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroups
 from kalda.coordinator.groups.consumer_member import ConsumerMember, MemberState
 from kalda.coordinator.groups.consumer_protocol import ConsumerProtocol
 from kalda.coordinator.groups.kind_groups import known_instance

@@ -30,8 +30,10 @@ from kalda.coordinator.groups.config import (
     GroupCounters,
     ShareGroupSettings,
     ShareServices,
+    StreamsServices,
+    StreamsSettings,
 )
-from kalda.coordinator.groups.descriptions import describe_consumer_group, describe_share_group
+from kalda.coordinator.groups.descriptions import describe_consumer_group, describe_share_group, describe_streams_group
 from kalda.coordinator.groups.offset_requests import OffsetRequests, VerifyTransaction, unverified
 from kalda.coordinator.groups.offsets import KnownTopics
 from kalda.coordinator.groups.rebalance_explanation import (
@@ -46,8 +48,6 @@ from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.shard import GroupShard, shard_of
 from kalda.coordinator.groups.share_offsets import ShareOffsets
 from kalda.coordinator.groups.share_protocol import check_heartbeat
-from kalda.coordinator.groups.streams.config import StreamsServices, StreamsSettings
-from kalda.coordinator.groups.streams.description import describe_streams_group
 from kalda.coordinator.groups.streams.protocol import Prepared, StreamsAnswer
 from kalda.coordinator.groups.streams.requests import check_heartbeat as check_streams_heartbeat
 from kalda.coordinator.groups.topic_catalog import TopicCatalog

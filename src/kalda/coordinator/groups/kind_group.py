@@ -19,6 +19,11 @@ from kalda.coordinator.groups.records import KindRecord
 from kalda.protocol.notation import RecordBody
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict, TimelineValue
 
+CONSUMER: Final = "consumer"
+SHARE: Final = "share"
+STREAMS: Final = "streams"
+"""The types of the groups of all kinds but the classic one, and the protocol types that they have."""
+
 JOINING_EPOCH: Final = 0
 LEAVING_EPOCH: Final = -1
 """A member that leaves for good; also what is replayed of one whose assignment has been deleted."""

@@ -9,16 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, ClassicMember, GroupState
-from kalda.coordinator.groups.config import ConsumerSettings, ShareGroupConfig
-from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroup
-from kalda.coordinator.groups.consumer_groups import ConsumerGroups
+from kalda.coordinator.groups.config import ConsumerSettings, ShareGroupConfig, StreamsSettings
+from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroups
 from kalda.coordinator.groups.consumer_member import MemberState
+from kalda.coordinator.groups.kind_group import CONSUMER, SHARE, STREAMS
 from kalda.coordinator.groups.kind_groups import assignment_wait_ms
 from kalda.coordinator.groups.rebalance_history import MemberName, NamedMember, Rebalance
-from kalda.coordinator.groups.share_group import SHARE, ShareGroup
-from kalda.coordinator.groups.streams.config import StreamsSettings
-from kalda.coordinator.groups.streams.group import STREAMS, StreamsGroup
-from kalda.coordinator.groups.streams.groups import StreamsGroups
+from kalda.coordinator.groups.share_group import ShareGroup
+from kalda.coordinator.groups.streams.group import StreamsGroup, StreamsGroups
 from kalda.coordinator.groups.streams.member import TaskState
 from kalda.coordinator.timers import TimerTask
 

@@ -28,9 +28,14 @@ from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, GroupState
 from kalda.coordinator.groups.classic_members import ClassicMembers
 from kalda.coordinator.groups.classic_protocol import ClassicProtocol
-from kalda.coordinator.groups.config import ConsumerSettings, GroupCoordinatorConfig, GroupCounters, ShareGroupSettings
-from kalda.coordinator.groups.consumer_group import ConsumerGroup
-from kalda.coordinator.groups.consumer_groups import ConsumerGroups
+from kalda.coordinator.groups.config import (
+    ConsumerSettings,
+    GroupCoordinatorConfig,
+    GroupCounters,
+    ShareGroupSettings,
+    StreamsSettings,
+)
+from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroups
 from kalda.coordinator.groups.consumer_protocol import ConsumerProtocol
 from kalda.coordinator.groups.kind_groups import KindGroups
 from kalda.coordinator.groups.migration import Migration
@@ -47,11 +52,9 @@ from kalda.coordinator.groups.records import (
     decode_record,
     encode_record,
 )
-from kalda.coordinator.groups.share_groups import ShareGroups
+from kalda.coordinator.groups.share_group import ShareGroups
 from kalda.coordinator.groups.share_protocol import ShareProtocol
-from kalda.coordinator.groups.streams.config import StreamsSettings
-from kalda.coordinator.groups.streams.group import StreamsGroup
-from kalda.coordinator.groups.streams.groups import StreamsGroups
+from kalda.coordinator.groups.streams.group import StreamsGroup, StreamsGroups
 from kalda.coordinator.groups.streams.protocol import StreamsProtocol
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorRuntime

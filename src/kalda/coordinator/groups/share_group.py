@@ -1,4 +1,4 @@
-"""The replayed state of one share group (KIP-932).
+"""Share groups (KIP-932): the replayed state of one, and all of one partition of `__consumer_offsets`.
 
 A change of what its members subscribe to, of those topics, or of what is initialized of them raises the group epoch. A
 member takes its target over with its next heartbeat: share groups have nothing to give back first, since several
@@ -6,6 +6,9 @@ members may have a partition.
 
 A partition is assigned once its state is initialized at the share coordinator. Until then it is initializing, which is
 tried again after a time; `Initialization` keeps both, by topic id.
+
+A member's session ends where no heartbeat comes for `share.session.timeout.ms`; it begins anew when the partition is
+loaded.
 """
 
 from __future__ import annotations
@@ -13,21 +16,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from kalda.assignors.server_assignor import MemberPartitions
 from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.kind_group import (
     FIRST_EPOCH,
     JOINING_EPOCH,
     LEAVING_EPOCH,
+    SHARE,
     Epochs,
     KindGroup,
     KindKeys,
     count_names,
     names_after,
 )
-from kalda.coordinator.groups.records import KindRecord
+from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups
+from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
+from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.timers import CoordinatorTimer, EventClock
 from kalda.protocol.messages.group_records import (
     ShareGroupCurrentMemberAssignmentKey,
     ShareGroupCurrentMemberAssignmentValue,
@@ -48,8 +58,6 @@ from kalda.protocol.messages.group_records import (
 )
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict, TimelineValue
 
-SHARE: Final = "share"
-"""The type of these groups, and the protocol type that they have."""
 _STABLE = 0
 """The state of every member, as it is stored."""
 UNKNOWN_TOPIC = "<UNKNOWN>"
@@ -324,3 +332,58 @@ class ShareGroup(KindGroup[Epochs, ShareMember, MemberPartitions]):
 
     def _own_tombstones(self) -> Iterable[KindRecord]:
         return [self._of_group(ShareGroupStatePartitionMetadataKey, None)]
+
+
+class ShareGroups(KindGroups[ShareGroup]):
+    """Those of one shard."""
+
+    def __init__(
+        self,
+        partition: CoordinatorPartition[GroupLogRecord],
+        settings: ShareGroupSettings,
+        timers: CoordinatorTimer,
+        clock: EventClock,
+        history: RebalanceHistory,
+        has_group: HasGroup,
+    ) -> None:
+        super().__init__(ShareGroup, partition, settings.config, timers, clock.now_ms, history, has_group)
+        self._wall_ms = clock.wall_ms
+        self._settings = settings
+
+    def apply(self, group: ShareGroup, record: KindRecord) -> None:
+        """Apply a record to a group."""
+        if isinstance(record.key, ShareGroupStatePartitionMetadataKey):
+            assert record.value is None or isinstance(record.value, ShareGroupStatePartitionMetadataValue)
+            group.replay_initialization(record.value, self._wall_ms())
+        else:
+            super().apply(group, record)
+
+    # -- what happens to the partition ---------------------------------------------------------------------------
+
+    def records_of_deleted_topics(self, topics: Mapping[str, Uuid]) -> list[KindRecord]:
+        """What takes deleted topics, by name and id, out of what is initialized. The share coordinator deletes their
+        state by itself."""
+        gone = frozenset(topics.values())
+        records = []
+        for group in self.groups.values():
+            held = group.initialization
+            left = held.without(gone)
+            if left != held:
+                records.append(group.initialization_record(left))
+        return records
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def end_member(self, group: ShareGroup, member_id: str, what: str) -> Pending[None]:
+        """After the last member the next one does not wait for an interval between assignments."""
+        member, epoch = group.member(member_id), group.epochs.group
+        metadata_hash = self._settings.catalog.hash_of(group.subscribed_after(member.topics, ()))
+        records: list[GroupLogRecord] = [*group.tombstones_of([member_id])]
+        records.append(group.epoch_record(epoch + 1, metadata_hash))
+        if len(group.members) == 1:
+            records.append(group.target_epoch_record(epoch + 1, 0))
+        self.settle(group)
+        outcome = self._partition.write(records)
+        if outcome.error is None:
+            self.note_removal(group, epoch, Cause(what, (member,)))
+        return outcome

@@ -31,8 +31,7 @@ from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
 from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
-from kalda.coordinator.groups.share_group import ShareGroup, ShareMember, Topic
-from kalda.coordinator.groups.share_groups import ShareGroups
+from kalda.coordinator.groups.share_group import ShareGroup, ShareGroups, ShareMember, Topic
 from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask

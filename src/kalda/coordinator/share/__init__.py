@@ -3,9 +3,9 @@
 The broker that leads a partition hands its records out to the members of a share group, and persists here how far each
 of them is. The group coordinator initializes and deletes this state; no other part reads or writes it.
 
-- `state_batches.py`: ranges of offsets with their delivery states, and how new ones replace old ones
 - `records.py`: the key of a share partition; the records of `__share_group_state`, and their bytes
-- `shard.py`: one partition of the topic: the state of share partitions, snapshots, pruning
+- `shard.py`: one partition of the topic: the state of share partitions, how new batches replace old ones, snapshots,
+  pruning
 - `group_states.py`: what the group coordinator asks of it, wherever it is
 - `share_coordinator.py`: the requests 83 to 87
 """

@@ -12,23 +12,30 @@ that names an older one of either is refused. An epoch of -1 is not checked.
 A write is applied when it is appended, and answered when it is committed. A read waits for the writes before it: a
 leader must not begin with what may be taken back.
 
+State batches are ranges of offsets, each with the delivery state and the delivery count of its records. Those of a
+share partition are sorted by offset, do not overlap, and two that touch differ in state or count. A write brings
+further ones, which may overlap these and one another. Where two cover an offset, the higher delivery count counts, and
+for equal counts the higher delivery state: deliveries only go on.
+
 Invariants:
 
 - a write never moves the start offset back: one that is late, or sent again, changes nothing below it;
+- what `combined` returns is sorted, without overlaps, and as few batches as can be;
 - `ShareState.fencing_epoch >= ShareState.leader_epoch`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.share_states import NO_OFFSET, SharePartitionKey, StateWrite
+from kalda.base.share_states import NO_OFFSET, SharePartitionKey, StateBatch, StateWrite
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.share.records import (
     ShareRecord,
@@ -39,7 +46,6 @@ from kalda.coordinator.share.records import (
     snapshot_batches,
     update_batches,
 )
-from kalda.coordinator.share.state_batches import StateBatches, combined
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
 from kalda.protocol.messages.share_records import ShareSnapshotValue, ShareUpdateValue
 from kalda.statemachine.timeline import TimelineDict
@@ -384,3 +390,61 @@ def _snapshot_anew(state: ShareState, now_ms: int) -> ShareSnapshotValue:
         write_timestamp=now_ms,
         state_batches=snapshot_batches(state.batches),
     )
+
+
+StateBatches = tuple[StateBatch, ...]
+
+
+def _first_offset(batch: StateBatch) -> int:
+    return batch.first_offset
+
+
+def _last_offset(batch: StateBatch) -> int:
+    return batch.last_offset
+
+
+def combined(held: Sequence[StateBatch], new: Iterable[StateBatch], start_offset: int) -> StateBatches:
+    """`held` with `new` over it, without what is below `start_offset`. `held` fulfils the invariant, `new` need not."""
+    result = list(held)
+    for batch in new:
+        _insert(result, batch)
+    if start_offset != NO_OFFSET:
+        del result[: bisect_left(result, start_offset, key=_last_offset)]
+        if result and result[0].first_offset < start_offset:
+            result[0] = result[0]._replace(first_offset=start_offset)
+    return tuple(result)
+
+
+def _insert(batches: list[StateBatch], new: StateBatch) -> None:
+    """Put one batch over the others; the cost is that of those which it overlaps or touches."""
+    begin = bisect_left(batches, new.first_offset - 1, key=_last_offset)
+    end = bisect_right(batches, new.last_offset + 1, key=_first_offset)
+    pieces: list[StateBatch] = []
+    at = new.first_offset
+    """From here on the new batch is not in `pieces` yet."""
+    for old in batches[begin:end]:
+        if old.first_offset > at and at <= new.last_offset:
+            at = _append(pieces, new, at, min(old.first_offset - 1, new.last_offset))
+        if old.first_offset < new.first_offset:
+            _append(pieces, old, old.first_offset, min(old.last_offset, new.first_offset - 1))
+        first, last = max(old.first_offset, new.first_offset), min(old.last_offset, new.last_offset)
+        if first <= last:
+            at = _append(pieces, max(old, new, key=_priority), first, last)
+        if old.last_offset > new.last_offset:
+            _append(pieces, old, max(old.first_offset, new.last_offset + 1), old.last_offset)
+    if at <= new.last_offset:
+        _append(pieces, new, at, new.last_offset)
+    batches[begin:end] = pieces
+
+
+def _priority(batch: StateBatch) -> tuple[int, int]:
+    return batch.delivery_count, batch.delivery_state
+
+
+def _append(pieces: list[StateBatch], batch: StateBatch, first: int, last: int) -> int:
+    """Append this part of a batch, to the piece before where they are the same; the offset after it."""
+    if pieces and pieces[-1].last_offset + 1 == first and _priority(pieces[-1]) == _priority(batch):
+        pieces[-1] = pieces[-1]._replace(last_offset=last)
+    else:
+        pieces.append(batch._replace(first_offset=first, last_offset=last))
+    return last + 1

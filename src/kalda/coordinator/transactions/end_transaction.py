@@ -23,8 +23,7 @@ the next transaction before its first partition is added.
 from __future__ import annotations
 
 from kalda.base.errors import ErrorCode
-from kalda.coordinator.transactions.metadata import MAX_EPOCH, VERSION_2, TransactionMetadata
-from kalda.coordinator.transactions.states import TransactionState
+from kalda.coordinator.transactions.metadata import MAX_EPOCH, VERSION_2, TransactionMetadata, TransactionState
 
 _S = TransactionState
 

@@ -19,8 +19,8 @@ from kalda.coordinator.transactions.metadata import (
     VERSION_1,
     Partitions,
     TransactionMetadata,
+    TransactionState,
 )
-from kalda.coordinator.transactions.states import TransactionState
 from kalda.protocol.messages.transaction_records import PartitionsSchema, TransactionLogKey, TransactionLogValue
 from kalda.protocol.notation import Buffer
 from kalda.protocol.record_framing import (

@@ -33,9 +33,9 @@ from kalda.coordinator.transactions.metadata import (
     NO_TIMEOUT_MS,
     VERSION_2,
     TransactionMetadata,
+    TransactionState,
 )
 from kalda.coordinator.transactions.records import TransactionRecord, decode_record, encode_record
-from kalda.coordinator.transactions.states import TransactionState
 from kalda.statemachine.timeline import TimelineDict, TimelineSet
 
 log = logging.getLogger(__name__)

@@ -37,11 +37,11 @@ from kalda.coordinator.transactions.metadata import (
     VERSION_2,
     Partitions,
     TransactionMetadata,
+    TransactionState,
     is_epoch_exhausted,
 )
 from kalda.coordinator.transactions.records import TransactionRecord
 from kalda.coordinator.transactions.shard import Markers, ProducerIdSource, TransactionShard
-from kalda.coordinator.transactions.states import TransactionState
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.transactions import (
     DescribeTransactionsResponseTopicData,

@@ -14,9 +14,8 @@ from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.writers import Ledger, LedgerWriter
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, ProducerFencedError
-from kalda.verify.findings import Rule
 from kalda.verify.history import Append, History, Operation, Outcome, Transaction
-from kalda.verify.judge import Verdict, judge
+from kalda.verify.rules import Rule, Verdict, judge
 
 INPUTS = [TopicPartition("in", index) for index in range(3)]
 OUTPUTS = {partition: TopicPartition("out", partition.partition) for partition in INPUTS}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalda.base.share_states import NO_OFFSET, StateBatch
-from kalda.coordinator.share.state_batches import combined
+from kalda.coordinator.share.shard import combined
 
 Model = dict[int, tuple[int, int]]
 AVAILABLE, ACKNOWLEDGED, ARCHIVED = 0, 2, 4

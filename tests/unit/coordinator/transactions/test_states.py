@@ -10,10 +10,12 @@ from kalda.coordinator.transactions.metadata import (
     MAX_EPOCH,
     NO_PARTITIONS,
     NO_PRODUCER_ID,
+    STATE_BY_LABEL,
+    VALID_PREVIOUS,
     TransactionMetadata,
+    TransactionState,
     is_epoch_exhausted,
 )
-from kalda.coordinator.transactions.states import STATE_BY_LABEL, VALID_PREVIOUS, TransactionState
 
 S = TransactionState
 FOLLOWS = {

@@ -1,13 +1,9 @@
 """Streams groups (KIP-1071): the members of one Kafka Streams application, its topology, and who runs which task.
 
 - `member.py`: a member as a value, and its records
-- `group.py`: the replayed state of a group, and its records
-- `groups.py`: all of one partition: replay, sessions, the end of members
-- `protocol.py`: StreamsGroupHeartbeat
+- `group.py`: the replayed state of a group, and its records; all groups of one partition, sessions
+- `protocol.py`: StreamsGroupHeartbeat; the target assignment of a group epoch
 - `requests.py`: the checks of a heartbeat, and its topology as it is stored
 - `topology.py`: a topology against the topics that exist
-- `assignment.py`: the target assignment of a group epoch
 - `reconciliation.py`: a member's next step from the tasks that it has to its target
-- `description.py`: StreamsGroupDescribe
-- `config.py`: configs of streams groups, of the broker and of a group
 """

@@ -1,4 +1,4 @@
-"""The replayed state of one streams group (KIP-1071).
+"""Streams groups (KIP-1071): the replayed state of one, and all of one partition of `__consumer_offsets`.
 
 Its members run one topology, which the first of them brings. A member that joins or changes, topics of the topology
 that change, and configs of assignments raise the group epoch. Each member comes to the assignment epoch when it has
@@ -7,11 +7,16 @@ given back what it must (`reconciliation.py`).
 Not replayed either, and lost with the coordinator: how far the topology is configured with the topics that exist
 (`configured`), what members report of the state of their tasks (`task_offsets`), the request to shut the application
 down, and the epoch of the information about endpoints.
+
+A member's session ends where no heartbeat comes for `streams.session.timeout.ms`; a member that must give tasks back
+and does not within its rebalance timeout is fenced too. A new group waits for more members before its first
+assignment, for `streams.initial.rebalance.delay.ms`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,15 +24,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.coordinator.groups.kind_group import Epochs, KindGroup, KindKeys
-from kalda.coordinator.groups.records import KindRecord
-from kalda.coordinator.groups.streams.member import (
-    StreamsMember,
-    target_from,
-    target_value,
-    task_ids,
-)
+from kalda.base.pending import Pending
+from kalda.coordinator.groups.config import StreamsSettings
+from kalda.coordinator.groups.kind_group import STREAMS, Epochs, KindGroup, KindKeys
+from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups
+from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
+from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
+from kalda.coordinator.groups.streams.member import StreamsMember, TaskState, target_from, target_value, task_ids
 from kalda.coordinator.groups.streams.topology import ConfiguredTopology, PartitionCount
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.protocol.messages.group_records import (
     LastAssignmentConfig,
     StreamsGroupCurrentMemberAssignmentKey,
@@ -49,8 +55,8 @@ from kalda.protocol.messages.streams import (
 )
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict, TimelineValue
 
-STREAMS: Final = "streams"
-"""The type of these groups, and the protocol type that they have."""
+log = logging.getLogger(__name__)
+
 NO_TOPOLOGY_EPOCH: Final = -1
 _Parts: TypeAlias = tuple[Tasks, Tasks, Tasks]
 """Active, standby and warm-up tasks."""
@@ -403,3 +409,97 @@ def _partitions(
             if present:
                 found.append(StreamsGroupHeartbeatResponseTopicPartition(topic=topic, partitions=present))
     return found
+
+
+class StreamsGroups(KindGroups[StreamsGroup]):
+    """Those of one shard."""
+
+    def __init__(
+        self,
+        partition: CoordinatorPartition[GroupLogRecord],
+        settings: StreamsSettings,
+        timers: CoordinatorTimer,
+        now_ms: Callable[[], int],
+        history: RebalanceHistory,
+        has_group: HasGroup,
+    ) -> None:
+        super().__init__(StreamsGroup, partition, settings.config, timers, now_ms, history, has_group)
+        self._settings = settings
+        self._revocations = self._member_timers()
+        """Of members that are to give tasks back."""
+        self._delays: dict[str, TimerTask] = {}
+        """By group, until its first assignment."""
+
+    def discard(self, group_id: str) -> None:
+        """The group has ended, or its id belongs to a group of another kind now."""
+        super().discard(group_id)
+        self._end_delay(group_id)
+
+    # -- what happens to the partition ---------------------------------------------------------------------------
+
+    def on_unloaded(self) -> None:
+        """Another node leads: no timer fires."""
+        super().on_unloaded()
+        for group_id in list(self._delays):
+            self._end_delay(group_id)
+
+    # -- timers --------------------------------------------------------------------------------------------------
+
+    def watch_revocation(self, group: StreamsGroup, member: StreamsMember) -> None:
+        """A member that is to give tasks back has its rebalance timeout for it, from when it entered its epoch; it is
+        not watched in any other state."""
+        key = (group.group_id, member.member_id)
+        if member.state is TaskState.UNREVOKED_TASKS:
+            self._watch_epoch(self._revocations, key, member, f"did not give tasks back in epoch {member.epoch}")
+        else:
+            self._revocations.disarm(key)
+
+    def delays_assignment(self, group_id: str) -> bool:
+        """Whether the group waits for more members."""
+        return group_id in self._delays
+
+    def delay_left_ms(self, group_id: str) -> int | None:
+        """For how long the group still waits; None where it does not."""
+        timer = self._delays.get(group_id)
+        deadline_ms = None if timer is None else timer.deadline_ms
+        return None if deadline_ms is None else max(deadline_ms - self._now_ms(), 0)
+
+    def delay_assignment(self, group_id: str, on_end: Callable[[StreamsGroup], None]) -> None:
+        """A group has got its first member: `on_end(group)` is called after the delay, if there is one and the group
+        still has members. The group must not be waiting."""
+        delay_ms = self._settings.config.initial_rebalance_delay_ms(group_id)
+        if delay_ms <= 0 or group_id in self._delays:
+            return
+
+        def end(_: int) -> None:
+            self._delays.pop(group_id, None)
+            group = self.groups.get(group_id)
+            if group is not None and group.members and self._partition.is_active:
+                on_end(group)
+
+        timer = self._delays[group_id] = TimerTask(end)
+        self._timers.arm(timer, self._now_ms() + delay_ms)
+
+    def _end_delay(self, group_id: str) -> None:
+        timer = self._delays.pop(group_id, None)
+        if timer is not None:
+            self._timers.disarm(timer)
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def end_member(self, group: StreamsGroup, member_id: str, what: str) -> Pending[None]:
+        """After the last member the next one does not wait for an interval between assignments."""
+        epochs = group.epochs
+        epoch = epochs.group + 1
+        records: list[GroupLogRecord] = [*group.tombstones_of([member_id])]
+        records.append(
+            group.epoch_record(epoch, epochs.metadata_hash, epochs.validated_topology, group.assignment_configs)
+        )
+        if len(group.members) == 1:
+            records.append(group.target_epoch_record(epoch, 0))
+        cause = Cause(what, (group.member(member_id),))
+        self.settle(group)
+        outcome = self._partition.write(records)
+        if outcome.error is None:
+            self.note_removal(group, epochs.group, cause)
+        return outcome

@@ -6,7 +6,7 @@ member.
 
 The topology of a large application takes long to convert and to configure, and the next step of a member of very many
 tasks takes long to find: `prepare` does that in steps, before the heartbeat. What has changed since is done again at
-once.
+once. The target assignment is computed for the group epoch by a task assignor, in steps too.
 
 A heartbeat whose answer was lost is sent again: with the epoch before, it is accepted as long as the member has
 nothing but what it was assigned. One that is older, or was forged, is fenced. A member that reports other tasks than it
@@ -21,31 +21,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
+from kalda.assignors.server_assignor import AssignorError
+from kalda.assignors.task_assignor import (
+    MemberTasks,
+    StreamsGroupSpec,
+    StreamsMemberSpec,
+    SubtopologyShape,
+    TaskId,
+    Tasks,
+)
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.stats import Meter
+from kalda.coordinator.groups.config import StreamsSettings
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH
 from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
-from kalda.coordinator.groups.streams.assignment import TaskAssigner
-from kalda.coordinator.groups.streams.config import StreamsSettings
 from kalda.coordinator.groups.streams.group import (
     NO_TOPOLOGY_EPOCH,
     MemberOffsets,
     StreamsGroup,
+    StreamsGroups,
     Topology,
     endpoints_of,
 )
-from kalda.coordinator.groups.streams.groups import StreamsGroups
-from kalda.coordinator.groups.streams.member import (
-    Endpoint,
-    StreamsMember,
-    TaskState,
-    tasks_from,
-)
+from kalda.coordinator.groups.streams.member import Endpoint, StreamsMember, TaskState, task_ids, tasks_from
 from kalda.coordinator.groups.streams.reconciliation import next_member
 from kalda.coordinator.groups.streams.requests import check_tasks, convert_topology
 from kalda.coordinator.groups.streams.topology import ConfiguredTopology, InternalTopic, configure_topology
@@ -502,3 +504,87 @@ def _listed(tasks: Tasks) -> list[StreamsGroupHeartbeatResponseTaskIds]:
         StreamsGroupHeartbeatResponseTaskIds(subtopology_id=subtopology, partitions=sorted(partitions))
         for subtopology, partitions in tasks.items()
     ]
+
+
+_SMALL = 500
+"""Members and tasks together."""
+_MEMBERS_A_STEP = 20
+_TASKS_A_STEP = 5_000
+
+
+class TaskAssigner:
+    """Computes the target assignments of one shard's streams groups."""
+
+    def __init__(self, settings: StreamsSettings) -> None:
+        self._settings = settings
+
+    def is_small(self, group: StreamsGroup) -> bool:
+        """Whether the target takes some milliseconds at most, so that a member need not wait for its next heartbeat to
+        get it."""
+        configured = group.configured
+        tasks = 0 if configured is None else sum(each.number_of_tasks for each in configured.subtopologies.values())
+        return len(group.members) + tasks <= _SMALL
+
+    def target(self, group: StreamsGroup) -> Steps[tuple[Mapping[str, MemberTasks], str]]:
+        """By member, and the name of the assignor. Without its topics a topology has no tasks, and all members get an
+        empty target. Raises `AssignorError`."""
+        configured = group.configured
+        assert configured is not None, "a topology is configured before it is assigned"
+        assignor = self._settings.assignor(group.group_id)
+        if not configured.is_ready:
+            return dict.fromkeys(group.members, MemberTasks()), assignor.name
+        spec = yield from _spec(group, configured)
+        target = yield from assignor.assign(spec)
+        yield from _check_target(spec, target)
+        return target, assignor.name
+
+
+def _spec(group: StreamsGroup, configured: ConfiguredTopology) -> Steps[StreamsGroupSpec]:
+    members: dict[str, StreamsMemberSpec] = {}
+    for count, member in enumerate(list(group.members.values()), 1):
+        offsets = group.task_offsets.get(member.member_id, MemberOffsets())
+        members[member.member_id] = StreamsMemberSpec(
+            member.process_id,
+            member.assigned.tasks,
+            offsets.current,
+            offsets.end,
+            member.instance_id,
+            member.rack,
+            member.client_tags,
+        )
+        if count % _MEMBERS_A_STEP == 0:
+            yield
+    configs = group.assignment_configs
+    tags = configs.get("rack.aware.assignment.tags", "")
+    return StreamsGroupSpec(
+        members,
+        {
+            subtopology_id: SubtopologyShape(each.number_of_tasks, each.is_stateful)
+            for subtopology_id, each in configured.subtopologies.items()
+        },
+        int(configs.get("num.standby.replicas", "0")),
+        tuple(tags.split(",")) if tags else (),
+    )
+
+
+def _check_target(spec: StreamsGroupSpec, target: Mapping[str, MemberTasks]) -> Steps[None]:
+    """Raises `AssignorError` unless every member has a target of tasks that the topology has, and none is to run in two
+    members. An assignor may be a user's."""
+    if target.keys() != spec.members.keys():
+        raise AssignorError("the assignment does not have all members of the group, or has others")
+    taken: set[TaskId] = set()
+    done = 0
+    for tasks in target.values():
+        for each in (tasks.active, tasks.standby, tasks.warmup):
+            for subtopology, partitions in each.items():
+                shape = spec.subtopologies.get(subtopology)
+                if shape is None or any(not 0 <= partition < shape.number_of_tasks for partition in partitions):
+                    raise AssignorError(f"a task that subtopology {subtopology} does not have is assigned")
+        active = set(task_ids(tasks.active))
+        if not taken.isdisjoint(active):
+            raise AssignorError("a task is assigned to two members")
+        taken |= active
+        done += 1 + tasks.count
+        if done >= _TASKS_A_STEP:
+            done = 0
+            yield
