@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Final, Literal, TypeAlias, cast, overload
 
@@ -95,6 +96,13 @@ def load_assignors(key: str, names: Sequence[str]) -> dict[str, ServerAssignor] 
             raise invalid_value(key, ",".join(names), f"Two assignors are named {assignor.name}.")
         found[assignor.name] = assignor
     return cast("dict[str, ServerAssignor] | dict[str, TaskAssignor]", found)  # `key` says which
+
+
+@cache
+def task_assignor_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    """By which names groups choose the assignors that `group.streams.assignors` has the value `value` for. Raises
+    `InvalidConfig` where a class in Python cannot be loaded."""
+    return tuple(load_assignors("group.streams.assignors", value))
 
 
 def _load(key: str, name: str) -> ServerAssignor | TaskAssignor:

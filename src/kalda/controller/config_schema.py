@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from kalda.assignors.server_assignors import task_assignor_names
 from kalda.base.configs import client_metrics, group
 from kalda.base.configs.broker import BROKER, find_key
 from kalda.base.configs.client_metrics import CLIENT_METRICS
@@ -81,9 +82,12 @@ class NodeConfigSchema:
             case ConfigResourceType.GROUP:
                 if not resource.name:
                     raise ApiError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
-                group.validate(proposed, self._values)
+                group.validate(proposed, self._values, self._task_assignors)
             case _:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
+
+    def _task_assignors(self) -> Sequence[str]:
+        return task_assignor_names(self._values["group.streams.assignors"])
 
     def _require_file(self, name: str, path: str) -> None:
         """A broker checks it too; a request to the controller itself, or about another broker, passes that by."""

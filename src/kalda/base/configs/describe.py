@@ -6,7 +6,7 @@ values are replaced by None.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, find_key, is_dynamic, is_sensitive, synonyms
@@ -86,16 +86,21 @@ def describe_cluster_default(layers: Layers, names: Collection[str] | None = Non
 
 
 def describe_group(
-    layers: Layers, config: ServerConfig, overrides: Mapping[str, str], names: Collection[str] | None = None
+    layers: Layers,
+    config: ServerConfig,
+    overrides: Mapping[str, str],
+    task_assignor: Callable[[], str],
+    names: Collection[str] | None = None,
 ) -> list[Entry]:
-    """A group's configs, internal ones where the group sets them; those that are not set come from the broker's."""
+    """A group's configs, internal ones where the group sets them; those that are not set come from the broker's.
+    `task_assignor` returns the name of the first of `group.streams.assignors`."""
     entries = []
     for key in GROUP:
         if (key.internal and key.name not in overrides) or (names is not None and key.name not in names):
             continue
         synonym = GROUP_SYNONYMS.get(key.name)
         if synonym is not None:
-            value = to_text(config[synonym])
+            value = task_assignor() if synonym == "group.streams.assignors" else to_text(config[synonym])
             chain = _broker_chain(layers, synonym)
         else:
             value = to_text(GROUP.default(key.name))

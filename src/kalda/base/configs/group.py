@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from kalda.base.configs.definition import (
     BOOLEAN,
@@ -64,6 +64,7 @@ BROKER_SYNONYMS = {
     "share.session.timeout.ms": "group.share.session.timeout.ms",
     "streams.acceptable.recovery.lag": "group.streams.acceptable.recovery.lag",
     "streams.assignment.interval.ms": "group.streams.assignment.interval.ms",
+    "streams.assignor.name": "group.streams.assignors",
     "streams.assignor.offload.enable": "group.streams.assignor.offload.enable",
     "streams.heartbeat.interval.ms": "group.streams.heartbeat.interval.ms",
     "streams.initial.rebalance.delay.ms": "group.streams.initial.rebalance.delay.ms",
@@ -73,7 +74,8 @@ BROKER_SYNONYMS = {
     "streams.session.timeout.ms": "group.streams.session.timeout.ms",
     "streams.task.offset.interval.ms": "group.streams.task.offset.interval.ms",
 }
-"""For each group key, the broker key whose value is its default."""
+"""For each group key, the broker key that its default comes from. That of `streams.assignor.name` is the name of the
+first of the assignors."""
 
 GROUP = Definition(GROUP_KEYS)
 
@@ -111,8 +113,11 @@ def bound_key(name: str, end: str) -> str:
     return f"group.{protocol}.{end}.{rest}"
 
 
-def validate(overrides: Mapping[str, str | None], broker: Mapping[str, Value]) -> dict[str, Value]:
-    """Check a group's configs against the broker's bounds; returns the values that are set. Raises `InvalidConfig`."""
+def validate(
+    overrides: Mapping[str, str | None], broker: Mapping[str, Value], task_assignors: Callable[[], Collection[str]]
+) -> dict[str, Value]:
+    """Check a group's configs against the broker's bounds; returns the values that are set. `task_assignors` returns
+    the names of those that `group.streams.assignors` has. Raises `InvalidConfig`."""
     for name in overrides:
         if name not in GROUP:
             raise InvalidConfig(f"Unknown group config name: {name}")
@@ -136,9 +141,9 @@ def validate(overrides: Mapping[str, str | None], broker: Mapping[str, Value]) -
         session, heartbeat = f"{protocol}.session.timeout.ms", f"{protocol}.heartbeat.interval.ms"
         if (session in parsed or heartbeat in parsed) and not _less(effective[heartbeat], effective[session]):
             raise InvalidConfig(f"{session} must be greater than {heartbeat}")
-    assignor, assignors = parsed.get(_STREAMS_ASSIGNOR), broker["group.streams.assignors"]
-    if assignor is not None and isinstance(assignors, tuple) and assignor not in assignors:
-        known = f"Registered assignors are: [{', '.join(assignors)}]."
+    assignor = parsed.get(_STREAMS_ASSIGNOR)
+    if assignor is not None and assignor not in task_assignors():
+        known = f"Registered assignors are: [{', '.join(task_assignors())}]."
         raise InvalidConfig(f"{_STREAMS_ASSIGNOR} '{assignor}' is not a registered task assignor. {known}")
     if str(parsed.get(_DEAD_LETTER_TOPIC, "")).startswith("__"):
         raise InvalidConfig(f"{_DEAD_LETTER_TOPIC}: DLQ topic name must not start with '__'")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from kalda.assignors.server_assignors import task_assignor_names
 from kalda.base.background import Steps
 from kalda.base.configs import describe
 from kalda.base.configs.dynamic import Layers, effective
@@ -134,7 +135,7 @@ class ConfigDescriptions:
         if kind is ConfigResourceType.GROUP:
             if not name:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-            return describe.describe_group(self._layers, self._effective, overrides, keys)
+            return describe.describe_group(self._layers, self._effective, overrides, self._task_assignor, keys)
         if not name:
             raise ApiError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
         return describe.describe_client_metrics(overrides, keys)
@@ -145,6 +146,9 @@ class ConfigDescriptions:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         overrides = self._image.configs.of_topic(name)
         return describe.describe_topic(self._layers, self._effective, overrides, keys)
+
+    def _task_assignor(self) -> str:
+        return task_assignor_names(self._effective["group.streams.assignors"])[0]
 
     def _loggers(self, name: str, keys: Collection[str] | None) -> list[DescribeConfigsResourceResult]:
         if not name:
