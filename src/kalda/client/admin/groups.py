@@ -11,6 +11,7 @@ delivered and acknowledged one by one. Its lag counts those that are not done wi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from kalda.assignors.consumer_protocol import read_assignment
@@ -124,18 +125,22 @@ def _reader(kind: str, members_of: Callable[[Any], Iterable[Member]]) -> Read:
     return read
 
 
+def _member(member: Any, partitions_of: Callable[[Any], tuple[TopicPartition, ...]]) -> Member:
+    """What members of consumer groups and of streams groups have alike."""
+    return Member(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        partitions_of(member.assignment),
+        member.member_epoch,
+        partitions_of(member.target_assignment),
+    )
+
+
 def _consumers_of(group: Any) -> Iterator[Member]:
     for member in group.members:
-        yield Member(
-            member.member_id,
-            member.instance_id,
-            member.client_id,
-            member.client_host,
-            _partitions(member.assignment),
-            member.member_epoch,
-            _partitions(member.target_assignment),
-            _UPGRADED.get(member.member_type),
-        )
+        yield _member(member, _partitions)._replace(upgraded=_UPGRADED.get(member.member_type))
 
 
 def _sharers_of(group: Any) -> Iterator[Member]:
@@ -159,26 +164,13 @@ def _streams_of(group: Any) -> Iterator[Member]:
         for each in subtopologies
     }
     for member in group.members:
-        yield Member(
-            member.member_id,
-            member.instance_id,
-            member.client_id,
-            member.client_host,
-            _read_by(member.assignment, sources),
-            member.member_epoch,
-            _read_by(member.target_assignment, sources),
-            None,
-            StreamsTasks(
-                _task_names(member.assignment.active_tasks),
-                _task_names(member.assignment.standby_tasks),
-                _task_names(member.assignment.warmup_tasks),
-            ),
-            member.process_id,
-        )
+        assigned = member.assignment
+        tasks = StreamsTasks(*map(_task_names, (assigned.active_tasks, assigned.standby_tasks, assigned.warmup_tasks)))
+        yield _member(member, partial(_read_by, sources))._replace(tasks=tasks, process_id=member.process_id)
 
 
 def _read_by(
-    assignment: StreamsGroupDescribeResponseAssignment, sources: Mapping[str, Collection[str]]
+    sources: Mapping[str, Collection[str]], assignment: StreamsGroupDescribeResponseAssignment
 ) -> tuple[TopicPartition, ...]:
     """Partitions of the active tasks. A topic may have fewer partitions than its subtopology has tasks."""
     return tuple(
