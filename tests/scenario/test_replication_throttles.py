@@ -8,7 +8,7 @@ from replication_world import TP, World
 from kalda.base.configs.server import ServerConfig
 from kalda.base.sensors import Sensors
 from kalda.base.stats import MetricConfig
-from kalda.broker.replicas.replication_throttles import (
+from kalda.broker.handlers.data import (
     FOLLOWER_RATE,
     FOLLOWER_REPLICAS,
     LEADER_REPLICAS,

@@ -15,7 +15,7 @@ import psutil
 
 from kalda import TopicPartition
 from kalda.cli.local import layout as layouts
-from kalda.cli.local import starting
+from kalda.cli.local import nodes
 from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.pipeline.engine.checkpoints import Checkpoint
 from waiting import wait_until
@@ -35,13 +35,13 @@ class Nodes:
 
     def start(self) -> None:
         """Start those that are not running, and wait until all serve."""
-        starting.start_missing(self._layout, [])
-        starting.wait_until_all_serve(self._layout, 120, lambda _: None)
+        nodes.start_missing(self._layout, [])
+        nodes.wait_until_all_serve(self._layout, 120, lambda _: None)
 
     def kill(self, *node_ids: int) -> None:
         killed: list[NodeProcess] = []
         for node_id in node_ids:
-            killed.append(starting.process_of(self._layout, self._layout.place(node_id)))
+            killed.append(nodes.process_of(self._layout, self._layout.place(node_id)))
             killed[-1].send(signal.SIGKILL)
         assert not wait_until_ended(killed, 30)
 

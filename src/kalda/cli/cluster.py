@@ -113,7 +113,7 @@ def up_command(directory: Path, timeout: float, foreground: bool, **options: Any
       kalda cluster up --host a.example.org --dir /srv/kalda            (a first host, one node a core)
       kalda cluster up --host b.example.org --dir /srv/kalda --bootstrap-controllers a.example.org:15002
     """
-    from kalda.cli.local import starting
+    from kalda.cli.local import nodes
     from kalda.cli.local.layout import check_directory
 
     with failing(), interruptible():
@@ -126,11 +126,11 @@ def up_command(directory: Path, timeout: float, foreground: bool, **options: Any
                 layout = _layout_for(directory, chosen)
                 for place in layout.nodes:
                     layout.config(place)
-                layout = starting.move_from_taken_ports(layout, lambda text: click.echo(text, err=True))
+                layout = nodes.move_from_taken_ports(layout, lambda text: click.echo(text, err=True))
                 layout.save()
                 if chosen.overrides:
                     _warn_of_running_nodes(layout)
-                starting.start_missing(layout, started)
+                nodes.start_missing(layout, started)
                 _wait(layout, timeout)
         except KeyboardInterrupt:
             if layout is not None:
@@ -216,7 +216,7 @@ def _changed(existing: ClusterLayout, options: ClusterOptions, overrides: dict[s
 
 def _warn_of_running_nodes(layout: ClusterLayout) -> None:
     """Overrides have no effect on nodes that are running."""
-    from kalda.cli.local.starting import process_of
+    from kalda.cli.local.nodes import process_of
 
     running = [str(place.node_id) for place in layout.nodes if process_of(layout, place).pid() is not None]
     if running:
@@ -224,7 +224,7 @@ def _warn_of_running_nodes(layout: ClusterLayout) -> None:
 
 
 def _wait(layout: ClusterLayout, timeout_s: float) -> None:
-    from kalda.cli.local import starting
+    from kalda.cli.local import nodes
 
     serving = 0
 
@@ -237,8 +237,8 @@ def _wait(layout: ClusterLayout, timeout_s: float) -> None:
         lambda seconds: f"{serving} of {counted(len(layout.nodes), 'node')} up, after {seconds:.1f} s"
     )
     try:
-        starting.wait_until_all_serve(layout, timeout_s, show)
-    except starting.StartFailure as failure:
+        nodes.wait_until_all_serve(layout, timeout_s, show)
+    except nodes.StartFailure as failure:
         progress.clear()
         for line in failure.lines:
             click.echo(line, err=True)
@@ -282,7 +282,7 @@ def _follow_logs(layout: ClusterLayout, started: list[NodePlace]) -> None:
     """Print the nodes' logs until all have ended. Ctrl-C, SIGTERM, SIGHUP, and an output that takes no more lines, stop
     the nodes that were started here."""
     from kalda.cli.local.log_lines import LogFollower
-    from kalda.cli.local.starting import process_of
+    from kalda.cli.local.nodes import process_of
 
     processes = {place.node_id: process_of(layout, place) for place in layout.nodes}
     follower = LogFollower({node_id: process.log for node_id, process in processes.items()})
@@ -306,7 +306,7 @@ def _follow_logs(layout: ClusterLayout, started: list[NodePlace]) -> None:
 
 
 def _stop(layout: ClusterLayout, places: list[NodePlace]) -> None:
-    from kalda.cli.local.stopping import Stopped, stop
+    from kalda.cli.local.nodes import Stopped, stop
 
     def report(done: Stopped) -> None:
         _tell(f"{'Killed' if done.killed else 'Stopped'} node {done.node_id}.")

@@ -224,7 +224,7 @@ def logs_command(directory: Path, node_ids: tuple[int, ...], follow: bool, lines
     """
     with failing():
         from kalda.cli.local.log_lines import LogFollower, merged_tail
-        from kalda.cli.local.starting import process_of
+        from kalda.cli.local.nodes import process_of
 
         layout = _load(directory)
         places = _chosen(layout, node_ids)
@@ -277,7 +277,7 @@ def down_command(directory: Path, node_ids: tuple[int, ...], timeout: float) -> 
       kalda cluster down --node 2          (the next `up` starts it again)
     """
     with failing():
-        from kalda.cli.local.stopping import Stopped, stop
+        from kalda.cli.local.nodes import Stopped, stop
 
         layout = _load(directory)
         places = _chosen(layout, node_ids)

@@ -14,12 +14,12 @@ import click
 
 from kalda import __version__
 from kalda.base.errors import ApiError
+from kalda.cli.common.completing import complete_server_property
 from kalda.cli.common.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
 from kalda.cli.common.habits import KAFKA_TOOLS, KCAT_MODES, OTHER_NAMES
 from kalda.cli.common.nouns import command_first, kcat_mode, no_such_command
 from kalda.cli.common.os_errors import sentence
 from kalda.cli.common.output import is_stdout_closed
-from kalda.cli.common.server_options import server_command
 
 
 class _Noun(NamedTuple):
@@ -59,7 +59,7 @@ NOUNS = {
     "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed; replay a seed."),
     "demo": _Noun("demo.command", "demo", "A story of orders, with kills and a proof."),
     "version": _Noun("common.version", "version", "Show the versions of Kalda, Python and what they use."),
-    "completion": _Noun("common.completion", "completion", "Print the script that completes commands in a shell."),
+    "completion": _Noun("common.completing", "completion", "Print the script that completes commands in a shell."),
 }
 
 
@@ -81,7 +81,7 @@ class Kalda(click.Group):
             return None
         noun = NOUNS[name]
         if name == "server":
-            return server_command(noun.help)
+            return _server_command(noun.help)
         command: click.Command = getattr(import_module(f"kalda.cli.{noun.module}"), noun.command)
         return command
 
@@ -115,6 +115,55 @@ def _noun_of(word: str) -> str | None:
     plain = word.removesuffix(".sh")
     others = (word, f"{word}s", KAFKA_TOOLS.get(f"kafka-{plain.removeprefix('kafka-')}", ""), OTHER_NAMES.get(word, ""))
     return next((name for name in others if name in NOUNS), None)
+
+
+_SERVER_HELP = """{}
+
+With FILE, a server.properties of Kafka. Without it, a single node at localhost:9092 in the directory of --dir.
+
+\b
+Examples:
+  kalda server
+  kalda server --dir other --port 9192
+  kalda server server.properties --override log.retention.hours=24
+"""
+
+
+class _Server(click.Command):
+    """The options of `kalda server` for help, completion and the manual: `main` runs a server without click. Passes its
+    words on as they are, except to completion."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        ctx.params["arguments"] = tuple(args)
+        return []
+
+    def invoke(self, ctx: click.Context) -> None:
+        from kalda.cli.server import run
+
+        sys.exit(run(list(ctx.params["arguments"])))
+
+
+def _server_command(text: str) -> click.Command:
+    """`kalda server`, with `text` as the first sentence of its help."""
+    return _Server(
+        "server",
+        help=_SERVER_HELP.format(text),
+        params=[
+            click.Argument(["file"], metavar="[FILE]", required=False, type=click.Path(exists=True, dir_okay=False)),
+            click.Option(["--dir"], type=click.Path(file_okay=False), help="The directory of a single node."),
+            click.Option(["--port"], type=click.IntRange(1, 65_534), help="Move the node to this port."),
+            click.Option(
+                ["--override"], metavar="KEY=VALUE", multiple=True, shell_complete=complete_server_property,
+                help="Set a property. May be repeated.",
+            ),
+            click.Option(
+                ["--log-level"], type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]), help="What is printed."
+            ),
+            click.Option(["--log-format"], type=click.Choice(["text", "json"]), help="How it is printed."),
+        ],
+    )  # fmt: skip
 
 
 @click.group(cls=Kalda, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

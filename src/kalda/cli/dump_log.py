@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kalda.records.builder import Record
     from kalda.storage.dump import Meaning, Row
 
+_REDACTED = "[redacted]"
 _BY_TOPIC = {
     "__cluster_metadata": "metadata",
     "__remote_log_metadata": "remote-log-metadata",
@@ -125,11 +126,9 @@ def _print_row(path: str, row: Row) -> None:
 
 def _is_redacted(record: Row) -> bool:
     """Whether the meaning of a record lacks a secret that its bytes have."""
-    from kalda.metadata.redaction import REDACTED
-
     meaning = record.get("meaning")
     data = meaning.get("data") if isinstance(meaning, dict) else None
-    return isinstance(data, dict) and REDACTED in data.values()
+    return isinstance(data, dict) and _REDACTED in data.values()
 
 
 def _dump_json(document: dict[str, object]) -> str:
@@ -187,7 +186,6 @@ def _meaning(path: str, decode: str) -> Meaning | None:
 
 def _read_metadata(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
-    from kalda.metadata.redaction import REDACTED, secret_fields
     from kalda.protocol.plain import plain_fields
     from kalda.protocol.record_framing import decode_metadata_record
 
@@ -197,8 +195,21 @@ def _read_metadata(module: str, record: Record) -> object:
         decoded = decode_metadata_record(record.value, module)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    data = plain_fields(decoded.record) | dict.fromkeys(secret_fields(decoded.record), REDACTED)
+    data = plain_fields(decoded.record) | dict.fromkeys(_secret_fields(decoded.record), _REDACTED)
     return {"type": type(decoded.record).__name__, "version": decoded.version, "data": data}
+
+
+def _secret_fields(record: object) -> tuple[str, ...]:
+    """The names of the fields of a metadata record that are not shown."""
+    from kalda.base.configs.broker import is_sensitive
+    from kalda.base.configs.resources import ConfigResourceType
+    from kalda.protocol.messages.metadata_records import ConfigRecord, UserScramCredentialRecord
+
+    if isinstance(record, UserScramCredentialRecord):
+        return "salt", "stored_key", "server_key"
+    if isinstance(record, ConfigRecord) and record.resource_type == ConfigResourceType.BROKER:
+        return ("value",) if is_sensitive(record.name) else ()
+    return ()
 
 
 def _read_coordinator(module: str, record: Record) -> object:

@@ -214,10 +214,10 @@ def _controller_of(config_file: str) -> tuple[int, Uuid, list[VoterListener]]:
     """Node id, directory id and listeners of the controller with these properties."""
     from kalda.base.configs.definition import InvalidConfig
     from kalda.base.configs.server import ServerConfig
-    from kalda.broker.process.config_providers import read_properties
     from kalda.broker.process.disk import RealDisk
     from kalda.client.admin.quorum import VoterListener
     from kalda.metadata.meta_properties import MetaPropertiesEnsemble
+    from kalda.network.config_providers import read_properties
 
     try:
         config = ServerConfig(read_properties(config_file))

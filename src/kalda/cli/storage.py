@@ -13,7 +13,6 @@ import click
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
-from kalda.broker.process.config_providers import read_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.common.nouns import Noun
 from kalda.cli.common.os_errors import sentence
@@ -24,6 +23,7 @@ from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, f
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MINIMUM, from_level
+from kalda.network.config_providers import read_properties
 from kalda.raft.values import VoterEndpoint
 from kalda.storage.checkpoints import META_PROPERTIES_FILE
 

@@ -22,7 +22,6 @@ no decisions: a record in the log is a fact. The controller decides which record
 - `registration_tracker`: the publisher that calls for a new registration of this broker when its old one lacks data
 - `bootstrap`: the first records of a cluster
 - `meta_properties`: the identity of log directories, and checks that they belong together
-- `redaction`: which fields of records are secrets
 - `scram_arguments`: SCRAM credentials as given on a command line
 - `formatter`: fresh storage for a node
 """

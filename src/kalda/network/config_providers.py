@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.properties import parse_properties
+from kalda.base.properties import parse_properties, read_properties_file
 from kalda.network.named_files import read_named_text
 
 log = logging.getLogger("kalda.configs")
@@ -26,6 +26,15 @@ _REFERENCE = re.compile(r"\$\{([^}]*?):(?:([^}]*?):)?([^}]*?)\}")
 
 Provider = Callable[[str, str], str | None]
 """`(path, key)` to the value; None where there is none. Raises `InvalidConfig` where the path cannot be read."""
+
+
+def read_properties(path: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The properties in a file, replaced by `overrides` where both have a key, with every reference resolved.
+
+    Raises `OSError`, `ValueError` with file and line for a malformed escape, `InvalidConfig` for a provider that does
+    not work.
+    """
+    return resolve({**read_properties_file(path), **(overrides or {})}, os.environ)
 
 
 def resolve(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

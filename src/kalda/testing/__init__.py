@@ -50,7 +50,7 @@ clusters for a test:
 - `layout`: ports, properties and formatted directories of its nodes
 - `clients`: writes, reads and waits of tests, over ordinary clients
 - `schema_registry`: a schema registry in memory
-- `plugin`: the fixtures; `aio_fixtures`: those for asyncio
+- `plugin`: the fixtures
 """
 
 TYPE_CHECKING = False

@@ -9,16 +9,19 @@ nothing of a node or of a client is imported before a fixture is used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from logging import LogRecord
-    from typing import Any
 
+    from kalda.client.admin.aio_admin import Admin
+    from kalda.client.consumer.aio_consumer import Consumer
+    from kalda.client.producer.aio_producer import Producer
     from kalda.testing.cluster import Cluster
     from kalda.testing.schema_registry import SchemaRegistry
 
@@ -51,8 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Offer the asyncio fixtures where a plugin that runs them is loaded."""
     runner = sys.modules.get("pytest_asyncio")
     if runner is not None or "anyio.pytest_plugin" in sys.modules:
-        from kalda.testing.aio_fixtures import fixtures_by
-
         config.pluginmanager.register(fixtures_by(pytest.fixture if runner is None else runner.fixture), "kalda-aio")
 
 
@@ -139,3 +140,38 @@ def kalda_schema_registry() -> Iterator[SchemaRegistry]:
 
     with SchemaRegistry() as registry:
         yield registry
+
+
+async def kalda_aio_producer(kalda_cluster: Cluster) -> AsyncIterator[Producer]:
+    """An asyncio producer of `kalda_cluster`, closed after the test."""
+    from kalda.client.producer.aio_producer import Producer
+
+    async with Producer(kalda_cluster.client_config()) as producer:
+        yield producer
+
+
+async def kalda_aio_consumer(kalda_cluster: Cluster, kalda_topic: str) -> AsyncIterator[Consumer]:
+    """An asyncio consumer that reads `kalda_topic` from its beginning, closed after the test."""
+    from kalda.client.consumer.aio_consumer import Consumer
+
+    config = {**kalda_cluster.client_config(), "group.id": f"{kalda_topic}-readers", "auto.offset.reset": "earliest"}
+    async with Consumer(config) as consumer:
+        consumer.subscribe([kalda_topic])
+        yield consumer
+
+
+async def kalda_aio_admin(kalda_cluster: Cluster) -> AsyncIterator[Admin]:
+    """An asyncio admin client of `kalda_cluster`, closed after the test."""
+    from kalda.client.admin.aio_admin import Admin
+
+    async with Admin(kalda_cluster.client_config()) as admin:
+        yield admin
+
+
+def fixtures_by(fixture: Callable[..., Any]) -> ModuleType:
+    """A plugin with the fixtures. `fixture` is the decorator of the plugin that runs asyncio tests. It is a module,
+    whose functions pytest takes as they are: it warns of static methods of a class."""
+    plugin = ModuleType("kalda-aio")
+    for each in (kalda_aio_producer, kalda_aio_consumer, kalda_aio_admin):
+        setattr(plugin, each.__name__, fixture(each))
+    return plugin

@@ -9,13 +9,13 @@ import pytest
 
 from kalda.base.configs.admin import ADMIN
 from kalda.base.properties import decode_text, read_properties_file
-from kalda.broker.process.config_providers import read_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.profiles import client_config
 from kalda.cli.elect import read_partitions
 from kalda.cli.reassignment.documents import read_topics
 from kalda.client.transport.config_files import read_config
+from kalda.network.config_providers import read_properties
 from kalda.network.named_files import read_named_text
 from kalda.storage.checkpoints import read_meta_properties
 

@@ -22,7 +22,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
 from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES, ClientMetricsModule
-from kalda.broker.metrics.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
+from kalda.broker.metrics.client_metrics_receivers import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.cli.commands import cli

@@ -8,7 +8,7 @@ import pytest
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.process.config_providers import read_properties, resolve
+from kalda.network.config_providers import read_properties, resolve
 
 KAFKA = "org.apache.kafka.common.config.provider."
 PROVIDERS = {

@@ -8,7 +8,7 @@ from by_hand import HandTime
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid
-from kalda.broker.channels.dead_letter_topics import DeadLetterTopics, Missing, Refusal, Target
+from kalda.broker.channels.dead_letter_writer import DeadLetterTopics, Missing, Refusal, Target
 from kalda.broker.handlers.share import GroupConfigs
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta

@@ -12,8 +12,7 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.share_states import SharePartitionKey
-from kalda.broker.channels.dead_letter_topics import Missing, Refusal, Target
-from kalda.broker.channels.dead_letter_writer import DeadLetterWriter
+from kalda.broker.channels.dead_letter_writer import DeadLetterWriter, Missing, Refusal, Target
 from kalda.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,

@@ -107,7 +107,7 @@ def test_the_apis_that_are_announced_before_are_those_of_the_rows() -> None:
 @pytest.mark.parametrize("name", LATE)
 def test_each_can_be_imported_after_the_rest_of_a_broker_which_does_not_import_it(name: str) -> None:
     code = (
-        "import sys, kalda.broker.handlers.services, kalda.broker.process.running_node\n"
+        "import sys, kalda.broker.handlers.services, kalda.broker.process.node\n"
         f"assert not {LATE} & sys.modules.keys()\n"
         "assert 'kalda.coordinator.groups' not in sys.modules and 'kalda.replication.share' not in sys.modules\n"
         f"import {name}"

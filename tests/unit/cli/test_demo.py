@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kalda.cli.demo.chart import chart_of
-from kalda.cli.demo.picture import save_page
+from kalda.cli.demo.picture import chart_of, save_page
 from kalda.cli.demo.proof import Found, found_in, holds
 from kalda.cli.demo.recording import Mark, Recording, Sample, count_at, rate_of
 from kalda.cli.demo.scene import Scene

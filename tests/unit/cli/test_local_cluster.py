@@ -23,7 +23,7 @@ from kalda.broker.process.disk import RealDisk
 from kalda.cli import cluster
 from kalda.cli.cluster_local import complete_node
 from kalda.cli.commands import cli
-from kalda.cli.local import layout, starting, stopping
+from kalda.cli.local import layout, nodes
 from kalda.cli.local.layout import ClusterLayout, LayoutError, NodePlace
 from kalda.cli.local.log_lines import LogFollower, LogLine, merged_tail, tail
 from kalda.cli.local.process import NodeProcess, wait_until_ended
@@ -154,12 +154,12 @@ def test_a_taken_client_port_is_replaced_and_a_controllers_is_an_error(tmp_path:
     made = make(tmp_path, 2, 1)
     messages: list[str] = []
     taken = made.with_place(replace(made.nodes[1], port=held))
-    moved = starting.move_from_taken_ports(taken, messages.append)
+    moved = nodes.move_from_taken_ports(taken, messages.append)
     assert moved.nodes[1].port != held
     assert is_free(moved.nodes[1].port)
     assert str(held) in messages[0]
     with pytest.raises(LayoutError, match=f"port {held}"):
-        starting.move_from_taken_ports(made.with_place(replace(made.nodes[0], controller_port=held)), messages.append)
+        nodes.move_from_taken_ports(made.with_place(replace(made.nodes[0], controller_port=held)), messages.append)
     with pytest.raises(LayoutError, match=f"have taken {held}"):
         make(tmp_path / "other", 1, 1, first_port=held)
 
@@ -181,11 +181,11 @@ def test_all_nodes_serve_when_each_lists_all_in_one_round(tmp_path: Path, monkey
         asked.append(place.node_id)
         return answers[place.node_id].pop(0)
 
-    monkeypatch.setattr(starting, "_unfenced_brokers", unfenced)
-    monkeypatch.setattr(starting, "_check_alive", lambda _: None)
-    monkeypatch.setattr(starting, "_POLL_S", 0)
+    monkeypatch.setattr(nodes, "_unfenced_brokers", unfenced)
+    monkeypatch.setattr(nodes, "_check_alive", lambda _: None)
+    monkeypatch.setattr(nodes, "_POLL_S", 0)
     shown: list[int] = []
-    starting.wait_until_all_serve(made, 30, shown.append)
+    nodes.wait_until_all_serve(made, 30, shown.append)
     assert asked[-3:] == [first.node_id, second.node_id, third.node_id]
     assert len(asked) == 7
     assert shown == sorted(shown)
@@ -245,11 +245,11 @@ def test_the_order_of_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = make(tmp_path, 5, 3)
     alive = {1, 2, 3, 4, 5}
     monkeypatch.setattr(NodeProcess, "pid", lambda self: 1 if int(self.home.name[5:]) in alive else None)
-    monkeypatch.setattr(stopping, "_active_controller", lambda _: 1)
+    monkeypatch.setattr(nodes, "_active_controller", lambda _: 1)
 
     def groups(*node_ids: int) -> list[list[int]]:
         chosen = [made.place(node_id) for node_id in node_ids]
-        return [[place.node_id for place in group] for group in stopping.in_groups(made, chosen)]
+        return [[place.node_id for place in group] for group in nodes.in_groups(made, chosen)]
 
     assert groups(1, 2, 3, 4, 5) == [[4], [5], [2], [3, 1]]
     assert groups(1) == [[1]]
@@ -269,11 +269,11 @@ def test_a_node_that_waits_long_is_hurried_before_it_is_killed(tmp_path: Path, m
         clock.now += 1
         return processes
 
-    monkeypatch.setattr(stopping, "time", clock)
-    monkeypatch.setattr(stopping, "wait_until_ended", wait)
-    monkeypatch.setattr(stopping, "_spare_voters", lambda _: 1)
+    monkeypatch.setattr(nodes, "time", clock)
+    monkeypatch.setattr(nodes, "wait_until_ended", wait)
+    monkeypatch.setattr(nodes, "_spare_voters", lambda _: 1)
     made = make(tmp_path, 3, 3)
-    assert stopping._stop_together(made, {1: process}, 30) == [stopping.Stopped(1, True)]  # type: ignore[dict-item]
+    assert nodes._stop_together(made, {1: process}, 30) == [nodes.Stopped(1, True)]  # type: ignore[dict-item]
     assert sent == [(0, signal.SIGTERM), (20, signal.SIGTERM), (30, signal.SIGKILL)]
 
 
@@ -431,7 +431,7 @@ def test_an_interrupted_up_stops_the_nodes_that_it_started(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(starting, "wait_until_all_serve", interrupt)
+    monkeypatch.setattr(nodes, "wait_until_all_serve", interrupt)
     directory = tmp_path / "c"
     result = run("cluster", "up", "--dir", directory, "--nodes", 2)
     assert result.exit_code == 130

@@ -20,7 +20,7 @@ from kalda.cli.common.session import unescape
 from kalda.cli.common.times import moment_ago_ms, parse_time_ms, show_time
 from kalda.cli.records.formats import Decoders, Filters, RecordLayout, RecordWriter, decoder_of, layout_of
 from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
-from kalda.cli.records.record_input import EnvelopeFormat, LineFormat, read_pieces
+from kalda.cli.records.produce import EnvelopeFormat, LineFormat, read_pieces
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
     ListOffsetsPartitionResponse,

@@ -19,7 +19,7 @@ import pytest
 from kalda.broker.process.node import StartError
 from kalda.cli import cluster, main, server
 from kalda.cli.common.failures import interruptible
-from kalda.cli.local.stopping import Stopped
+from kalda.cli.local.nodes import Stopped
 from kalda.cli.records.consume import _ending_normally
 
 
@@ -189,8 +189,8 @@ def test_nodes_in_the_foreground_are_stopped_when_the_terminal_is_closed(
         raise OSError(errno.EIO, "the terminal is closed")
 
     monkeypatch.setattr("kalda.cli.local.log_lines.LogFollower", Follower)
-    monkeypatch.setattr("kalda.cli.local.starting.process_of", lambda *_: Ended())
-    monkeypatch.setattr("kalda.cli.local.stopping.stop", stop)
+    monkeypatch.setattr("kalda.cli.local.nodes.process_of", lambda *_: Ended())
+    monkeypatch.setattr("kalda.cli.local.nodes.stop", stop)
     monkeypatch.setattr(cluster, "line_printer", lambda _: closed)
     monkeypatch.setattr("click.echo", closed)
     layout: Any = SimpleNamespace(nodes=[SimpleNamespace(node_id=7)])

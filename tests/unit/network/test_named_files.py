@@ -11,9 +11,9 @@ import pytest
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.process.config_providers import resolve
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.metadata.configs import ConfigResource
+from kalda.network.config_providers import resolve
 from kalda.network.login.jaas_file import find_entry
 from kalda.network.login.token_endpoint import _from_file, _key, _template
 from kalda.network.login.token_validation import read_url

@@ -105,7 +105,7 @@ BROKER: dict[str, str] = {
     ),
     "kalda.client.metrics.plugins": (
         "Python classes that receive what clients push, as package.module:Class, each on a thread of its own; see "
-        "kalda.broker.metrics.client_metrics_plugins."
+        "kalda.broker.metrics.client_metrics_receivers."
     ),
     "kalda.corrupt.records.retention.bytes": (
         "Of the bytes that recovery cuts off damaged logs, so many are kept in each log directory, in files that end "

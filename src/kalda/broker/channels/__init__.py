@@ -6,10 +6,8 @@
 - `auto_topics`: topics that are created by the first request that names them
 - `streams_topics`: internal topics of streams groups, created for their members
 - `producer_ids`: producer ids, from blocks that the controller allocates
-- `latest_offsets`: the ends of partitions that other brokers lead
 - `share_persister`: what share partitions and share groups read from and write to the share coordinator
-- `dead_letter_writer`: writes the records that share groups give up to their dead letter topics
-- `dead_letter_topics`: which topics these are, and why nothing is written to them
+- `dead_letter_writer`: writes the records that share groups give up to their dead letter topics; which topics these are
 - `transaction_markers`: sends the markers of ended transactions
 - `controller_registration`: registers this node's controller with the active one
 - `lifecycle`: registration, heartbeats, controlled shutdown, as a machine

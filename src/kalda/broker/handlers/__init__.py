@@ -14,7 +14,6 @@ node.
 - `groups`: the group APIs, and the group coordinator
 - `group_kinds`: which kinds of groups are served now, and their APIs
 - `consumer_groups`: the APIs of consumer groups of KIP-848
-- `descriptions`: what describe APIs of groups have in common
 - `chunks`: requests of many items that a coordinator gets in pieces
 - `visible_offsets`: what of the offsets of groups a caller may see
 - `transactions`: InitProducerId, the other APIs of the transaction coordinator, and the coordinator

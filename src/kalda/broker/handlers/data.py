@@ -14,17 +14,18 @@ Not obvious:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from logging import DEBUG
 from typing import Any
 
 from kalda.base.background import Steps
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Clock
-from kalda.base.sensors import SensorName, counted
+from kalda.base.sensors import Measurable, SensorName, Sensors, counted
 from kalda.base.topic_names import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.offsets import check_isolation
@@ -34,12 +35,13 @@ from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import coordinator_lookup
 from kalda.broker.replicas.opening import OpeningPartitions
 from kalda.broker.replicas.peers import BrokerPeers, ReplicaFetcherManager
-from kalda.broker.replicas.replication_throttles import ReplicationThrottles
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, own_name
 from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
 from kalda.broker.requests.throttling import is_follower
+from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
+from kalda.metadata.publisher import Manifest
 from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller, audit
@@ -53,13 +55,10 @@ from kalda.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.quota.managers import Windows
+from kalda.quota.replication_quotas import ReplicationQuota, throttled_partitions
 from kalda.replication import produce
-from kalda.replication.counters import (
-    BROKER_TOPIC,
-    FETCH_SESSIONS,
-    FETCHERS,
-    REPLICA_MANAGER,
-)
+from kalda.replication.counters import BROKER_TOPIC, FETCH_SESSIONS, FETCHERS, REPLICA_MANAGER
 from kalda.replication.fetch import Fetch, Fetched
 from kalda.replication.fetch_session import INITIAL_EPOCH, FetchContext, FetchSessionCache
 from kalda.replication.gauges import lag_sensors, partition_sensors
@@ -489,3 +488,48 @@ def _replica_selector(config: ServerConfig, cache: MetadataCache) -> Callable[[P
         return None if broker is None or broker.fenced else broker.rack
 
     return RackAwareSelector(config.node_id, rack_of).select
+
+
+LEADER_REPLICAS = "leader.replication.throttled.replicas"
+FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
+LEADER_RATE = "leader.replication.throttled.rate"
+FOLLOWER_RATE = "follower.replication.throttled.rate"
+
+
+class ReplicationThrottles:
+    """Both replication throttles of a broker (KIP-73): rates from its configs, replicas from the configs of topics. A
+    publisher: the configs of topics take effect with the image that has them."""
+
+    name = "ReplicationThrottles"
+
+    def __init__(self, broker_id: int, config: ServerConfig, sensors: Sensors) -> None:
+        self._broker_id = broker_id
+        windows = Windows(lambda key: int(config[key]))
+        self.leader = ReplicationQuota(windows.replication)
+        self.follower = ReplicationQuota(windows.replication)
+        sensors.add_source(self._measured)
+
+    def set_rates(self, current: ServerConfig) -> None:
+        """Take over the rates of the broker's configs."""
+        self.leader.set_bound(float(current[LEADER_RATE]))
+        self.follower.set_bound(float(current[FOLLOWER_RATE]))
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
+        """Throttle the replicas that the configs of topics name now."""
+        if delta.configs is None:
+            return
+        for resource, changes in delta.configs.changes.items():
+            if resource.type != ConfigResourceType.TOPIC:
+                continue
+            for name, quota in ((LEADER_REPLICAS, self.leader), (FOLLOWER_REPLICAS, self.follower)):
+                if name in changes:
+                    quota.set_throttled(resource.name, throttled_partitions(changes[name] or "", self._broker_id))
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """No throttle depends on the controller."""
+
+    def _measured(self) -> Iterable[tuple[SensorName, Measurable]]:
+        return (
+            (SensorName("kafka.server:type=LeaderReplication", "byte-rate"), self.leader.rate),
+            (SensorName("kafka.server:type=FollowerReplication", "byte-rate"), self.follower.rate),
+        )

@@ -8,10 +8,10 @@ calls the table of coordinators when this broker starts or stops to lead one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from kalda.assignors.server_assignor import TopicShape
 from kalda.assignors.server_assignors import load_assignors
@@ -22,7 +22,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Clock
-from kalda.base.sensors import Sensors
+from kalda.base.sensors import Measurable, SensorName, Sensors, gauged
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.channels.streams_topics import CreateFor, StreamsTopics
 from kalda.broker.handlers.chunks import Chunks
@@ -34,7 +34,6 @@ from kalda.broker.handlers.shared import error_on_partitions, error_on_top
 from kalda.broker.handlers.streams_groups import StreamsGroupHandlers
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.metrics.consumer_lag import lag_sensors
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import Coordinators, add_load_times
 from kalda.broker.requests.context import Reply, RequestContext
@@ -112,6 +111,10 @@ from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier
 from kalda.storage.log.producer_state import Verification
+
+if TYPE_CHECKING:
+    from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+    from kalda.replication.replica_manager import ReplicaManager
 
 
 class _NamesTopic(Protocol):
@@ -602,3 +605,27 @@ class TopicNames:
         """Whether the topic exists and has that partition."""
         topic = self._cache.topic(name)
         return topic is not None and partition in topic.partitions
+
+
+_CONSUMER_GROUP: Final = "kafka.consumergroup"
+"""Apache Kafka leaves the lag of groups to exporters beside it. The names are those that these have made usual, so that
+their dashboards and alerts work."""
+
+
+def lag_sensors(
+    coordinator: GroupCoordinator, replicas: ReplicaManager, most: int
+) -> Iterator[tuple[SensorName, Measurable]]:
+    """A source for `Sensors.add_source`: of each committed offset, and its distance from the end of what consumers can
+    read, where there is a replica. A follower has the high watermark with its next fetch only, so the end of its
+    log is taken. Nothing where more than `most` are committed: they would hold the event loop."""
+    shards = list(coordinator.runtime.active_shards())
+    if sum(shard.offsets.count for shard in shards) > most:
+        return
+    for shard in shards:
+        for group_id, topic, index, offset in list(shard.offsets.committed()):
+            tags = (("consumergroup", group_id), ("topic", topic), ("partition", str(index)))
+            yield SensorName(_CONSUMER_GROUP, "current_offset", tags), gauged(offset)
+            replica = replicas.find(topic, index)
+            if replica is not None:
+                end = replica.log.high_watermark if replica.is_leader else replica.log.log_end_offset
+                yield SensorName(_CONSUMER_GROUP, "lag", tags), gauged(max(0, end - offset))

@@ -24,8 +24,7 @@ from kalda.base.scheduling import Timers
 from kalda.base.sensors import SensorName, counted
 from kalda.base.share_states import AcknowledgeType, AcquireMode, SharePartitionKey
 from kalda.broker.channels.auto_topics import AutoTopics
-from kalda.broker.channels.dead_letter_topics import PLAN, DeadLetterTopics
-from kalda.broker.channels.dead_letter_writer import DeadLetterWriter
+from kalda.broker.channels.dead_letter_writer import PLAN, DeadLetterTopics, DeadLetterWriter
 from kalda.broker.handlers.share_coordinators import ShareCoordinators
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.handlers.transactions import leader_of

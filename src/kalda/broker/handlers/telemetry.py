@@ -57,8 +57,7 @@ from kalda.telemetry.client_instances import (
 )
 
 if TYPE_CHECKING:
-    from kalda.broker.metrics.client_metrics_plugins import PluginRunner
-    from kalda.broker.metrics.client_metrics_topic import ClientMetricsTopic
+    from kalda.broker.metrics.client_metrics_receivers import ClientMetricsTopic, PluginRunner
     from kalda.telemetry.client_records import PointSource
     from kalda.telemetry.client_series import ClientSeries, SeriesPoint
     from kalda.telemetry.otlp import DataPoint
@@ -411,7 +410,7 @@ class ClientMetricsModule(Module):
             if push.series:
                 self._take_series(instance, push)
             if self._plugins:
-                from kalda.broker.metrics.client_metrics_plugins import Push
+                from kalda.broker.metrics.client_metrics_receivers import Push
 
                 for plugin in self._plugins:
                     plugin.put(Push(push.source, push.is_terminating, push.points, push.payload))
@@ -427,7 +426,7 @@ class ClientMetricsModule(Module):
             self.series.take(instance.id, instance.client, push.series)
 
     def _new_topic(self) -> ClientMetricsTopic:
-        from kalda.broker.metrics.client_metrics_topic import PLAN, ClientMetricsTopic
+        from kalda.broker.metrics.client_metrics_receivers import PLAN, ClientMetricsTopic
 
         context = self._context
         topics = AutoTopics(context.channel, False, lambda name: PLAN, context.config["request.timeout.ms"])
@@ -473,6 +472,6 @@ def _plugins(config: ServerConfig) -> list[PluginRunner]:
     paths = config["kalda.client.metrics.plugins"]
     if not paths:
         return []
-    from kalda.broker.metrics.client_metrics_plugins import PluginRunner
+    from kalda.broker.metrics.client_metrics_receivers import PluginRunner
 
     return [PluginRunner(path) for path in paths]

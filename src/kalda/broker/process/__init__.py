@@ -1,7 +1,6 @@
 """The process of a node: start and stop, listeners, security, configuration, clocks, threads and files.
 
-- `node`: one process: start and stop
-- `running_node`: the parts of a node that has started, and the order of its start
+- `node`: one process: its parts and the order of its start; its stop
 - `node_parts`: what every part is made with: identity, clocks, threads, directory locks, quotas, authorizer, security
 - `closing`: the order in which parts are closed
 - `publishers`: what receives each image of the metadata, in which order
@@ -12,7 +11,6 @@
 - `listener_security`: what a listener with TLS or SASL does with its connections
 - `sasl_answers`: credentials of users, delegation tokens, OAuth tokens
 - `dynamic_configs`: the effective configuration, handed to all modules when it changes
-- `config_providers`: `server.properties` with the secrets that it refers to
 - `loggers`: the loggers of this process as a config resource
 - `logs`: the format of log lines
 - `disk`: the operating system's files

@@ -1,6 +1,5 @@
 """The replicas of a broker: metadata into partitions that are opened, led, followed and deleted.
 
-- `replication_throttles`: rates and replicas of replication throttles, from configs
 - `log_keeper`: the log manager from the node's configuration, and its background work
 - `log_maintenance`: the module of that work, with its metrics and dynamic configs
 - `publisher`: metadata into partitions that are opened, led, followed, deleted

@@ -6,9 +6,8 @@
 - `os_errors`: what a file or a disk refuses, as a sentence
 - `output`, `times`: tables, JSON and progress; times and durations
 - `metrics_pages`: pages of metrics that nodes serve
-- `completing`, `completion`: what completes options, keys and names; the script for a shell
+- `completing`: what completes options, keys and names; the script for a shell
 - `quiet_spark`: the stderr of Spark without its banner and the tracebacks of closed pipes
 - `nouns`, `habits`: the classes of all commands, and what users of other tools type
-- `server_options`: the options of `kalda server`, for help and completion
 - `version`: `kalda version`
 """

@@ -1,4 +1,5 @@
-"""What completes an option: keys, profiles, and the names of topics and groups, which are requested from the cluster.
+"""What completes an option: keys, profiles, and the names of topics and groups, which are requested from the cluster;
+and `kalda completion`, the script for a shell.
 
 The shell waits for the result, so the cluster has to answer within `_TIMEOUT_MS`; else nothing is suggested.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import ApiError
+from kalda.cli.common.nouns import KaldaCommand
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
@@ -101,3 +103,23 @@ def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete:
         return [name for name in sorted(read_profiles()) if name.startswith(incomplete)]
     except InvalidConfig:
         return []
+
+
+@click.command(cls=KaldaCommand)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options, topics and groups in SHELL.
+
+    \b
+    Examples:
+      kalda completion bash > ~/.local/share/bash-completion/completions/kalda
+      eval "$(kalda completion zsh)"
+      kalda completion fish > ~/.config/fish/completions/kalda.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click does not support {shell}"
+    # Not `source()`: for bash it would run bash to check its version.
+    script = kind(click.get_current_context().find_root().command, {}, "kalda", "_KALDA_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

@@ -15,6 +15,5 @@ process of its own and uses Kalda as any program would.
 - `recording`: what has happened so far, as values over time
 - `screen`: the recording on a terminal, or as plain lines
 - `proof`: that every order is everywhere exactly once
-- `chart`: the values and marks of the picture
-- `picture`: the picture as PNG, and as a page, `page.html`, that replays the run
+- `picture`: the values and marks of the picture; it as PNG, and as a page, `page.html`, that replays the run
 """

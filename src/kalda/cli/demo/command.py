@@ -67,7 +67,7 @@ def demo(directory: Path, rate: int, look: float, no_spark: bool) -> None:
     """
     from kalda.cli.demo.scene import DemoError
     from kalda.cli.local.layout import LayoutError
-    from kalda.cli.local.starting import StartFailure
+    from kalda.cli.local.nodes import StartFailure
 
     try:
         is_proven = _run(_emptied(directory), rate, look, not no_spark)
@@ -166,8 +166,7 @@ def _show(console: Console, scene: Scene, found: list[Found], unclean: list[str]
 
 def _draw(scene: Scene, found: list[Found]) -> list[Path]:
     """Write the picture; where it is."""
-    from kalda.cli.demo.chart import chart_of
-    from kalda.cli.demo.picture import PROVEN, UNPROVEN, save_page, save_png
+    from kalda.cli.demo.picture import PROVEN, UNPROVEN, chart_of, save_page, save_png
     from kalda.cli.demo.proof import holds
 
     chart = chart_of(scene.recording)

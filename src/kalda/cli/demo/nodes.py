@@ -11,8 +11,7 @@ from kalda.cli.demo.shop import ORDERS
 from kalda.cli.demo.windows import SALES
 from kalda.cli.local.layout import NodePlace, make
 from kalda.cli.local.log_lines import tail
-from kalda.cli.local.starting import StartFailure, process_of, start_missing, wait_until_all_serve
-from kalda.cli.local.stopping import Stopped, stop
+from kalda.cli.local.nodes import StartFailure, Stopped, process_of, start_missing, stop, wait_until_all_serve
 
 NODES = 3
 PARTITIONS = 6

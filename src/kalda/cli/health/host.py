@@ -14,13 +14,13 @@ from pathlib import Path
 from kalda.base.configs.broker import BROKER
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.process.config_providers import read_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.health.addresses import certificate_end, is_loopback
 from kalda.cli.health.cluster import space
 from kalda.cli.health.findings import Finding, error, ok, warning
 from kalda.cli.local.ports import who_listens
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
+from kalda.network.config_providers import read_properties
 from kalda.network.free_ports import is_free
 from kalda.network.tls.contexts import TlsFailed, read_stores, server_context
 from kalda.security.keystores import der_of

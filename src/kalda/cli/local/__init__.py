@@ -6,8 +6,8 @@ controllers that were named are used. These files do not depend on the command l
 
 - `layout`: the nodes, their roles, ports and properties; saved in `cluster.json`
 - `process`: one node's process: start, recognize, signal, measure
-- `starting`: format and start the nodes that are not running, wait until all serve
-- `stopping`: stop one node after the other, and the last ones of a quorum together
+- `nodes`: format and start the nodes that are not running, wait until all serve; stop one node after the other, and
+  the last ones of a quorum together
 - `overview`: the state of each node
 - `single_node`: the node that `kalda server` makes without a file
 - `ports`: a node moved to other ports, and which process has a port

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kalda.base.errors import ApiError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.local.layout import ClusterLayout, NodePlace
+from kalda.cli.local.nodes import process_of
 from kalda.cli.local.process import Usage, process_state
-from kalda.cli.local.starting import process_of
 from kalda.client.admin.quorum import Quorum
 
 SERVES = "serves"

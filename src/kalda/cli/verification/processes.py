@@ -4,6 +4,9 @@ A paused process whose successor runs is a zombie: when it continues, its transa
 nothing that it still sends may take effect. A process is killed or paused only after its InitProducerId, so that
 incarnations are numbered in the order in which the coordinator has seen them.
 
+Each process appends its operations to a file of its own: it may be killed at any moment, and only the last line of a
+file can be cut off.
+
 Phases are one shared integer without a lock, since a process may be killed while it holds one.
 """
 
@@ -22,11 +25,13 @@ from enum import IntEnum
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from multiprocessing.sharedctypes import RawValue
+from pathlib import Path
 from random import Random
+from types import TracebackType
 from typing import Any
 
-from kalda.cli.verification.recording import now_us
-from kalda.verify.history import Fault
+from kalda.verify.history import Fault, Operation
+from kalda.verify.history_file import write_operation
 
 _FORK = get_context("fork")
 _TICK_S = 0.05
@@ -290,3 +295,38 @@ def _signal(process: ForkProcess, number: signal.Signals) -> None:
     if process.pid is not None and process.is_alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
+
+
+_SUFFIX = ".jsonl"
+
+
+def now_us() -> int:
+    """Microseconds of the host's monotonic clock, which all processes share."""
+    return time.monotonic_ns() // 1_000
+
+
+class Recorder:
+    """Appends operations to one file; each is in the file when `add` returns. A context manager."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._file = (directory / f"{name}{_SUFFIX}").open("ab", buffering=0)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, operation: Operation) -> None:
+        self._file.write(write_operation(operation).encode() + b"\n")
+
+
+def recorded_lines(directory: Path) -> Iterator[str]:
+    """The complete lines of all files, without newlines."""
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield line[:-1]

@@ -14,10 +14,26 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Loop
-from kalda.cli.verification.observers import CommittedReader, consumer_of, read_of, sample, seen
-from kalda.cli.verification.processes import Phase, Processes, ProcessReady, Role, Shared, finish
-from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
-from kalda.cli.verification.sources import GroupSource, MemberSource
+from kalda.cli.verification.processes import (
+    Phase,
+    Processes,
+    ProcessReady,
+    Recorder,
+    Role,
+    Shared,
+    finish,
+    now_us,
+    recorded_lines,
+)
+from kalda.cli.verification.sources import (
+    CommittedReader,
+    GroupSource,
+    MemberSource,
+    consumer_of,
+    read_of,
+    sample,
+    seen,
+)
 from kalda.cli.verification.writers import Ledger, LedgerWriter
 from kalda.client.admin.topics import NewTopic
 from kalda.client.producer.delivery import DeliveryFuture

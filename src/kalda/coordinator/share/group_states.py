@@ -39,7 +39,7 @@ class ShareStates(Protocol):
 
 
 class LatestOffsets(Protocol):
-    """The ends of partitions, wherever they are led (`kalda.broker.channels.latest_offsets`)."""
+    """The ends of partitions, wherever they are led (`kalda.broker.handlers.share_coordinators`)."""
 
     def find(self, partitions: Collection[tuple[str, int]]) -> Pending[dict[tuple[str, int], int | ApiError]]:
         """The end that consumers see of each, or its error."""

@@ -28,7 +28,6 @@ that only messages in use are loaded:
 - `produce`: Produce (0): record batches go to partition leaders.
 - `quorum`: KRaft: Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), DescribeQuorum (55), FetchSnapshot (59),
   voters (80 to 82).
-- `raft_records`: The `quorum-state` file.
 - `remote_log_records`: Records of `__remote_log_metadata` (KIP-405).
 - `security`: SASL (17, 36), ACLs (29 to 31), delegation tokens (38 to 41), SCRAM credentials (50, 51).
 - `share`: Share groups of KIP-932: heartbeat, describe (76, 77), ShareFetch (78), ShareAcknowledge (79), offsets

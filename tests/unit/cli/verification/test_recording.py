@@ -8,8 +8,16 @@ from pathlib import Path
 from random import Random
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.processes import Phase, Processes, ProcessReady, Role, Shared, finish
-from kalda.cli.verification.recording import Recorder, recorded_lines
+from kalda.cli.verification.processes import (
+    Phase,
+    Processes,
+    ProcessReady,
+    Recorder,
+    Role,
+    Shared,
+    finish,
+    recorded_lines,
+)
 from kalda.verify.history import Fault, OffsetSample, Operation
 from kalda.verify.history_file import write_operation
 
