@@ -226,6 +226,22 @@ def test_a_broker_that_dies_while_it_stops_is_fenced() -> None:
     assert with_0(world) == (0, 0)
 
 
+@LEAVES
+def test_a_broker_that_is_being_fenced_can_stop(leave: Callable[[World], None]) -> None:
+    """Its heartbeat ends the fencing and begins the stop, whose partitions are still to be moved."""
+    world = a_world()
+    leave(world)
+    assert with_0(world)[1] > STEP
+    for _ in range(60):
+        if world.heartbeat(0, want_shut_down=True).should_shut_down:
+            break
+        for broker_id in (1, 2):
+            world.heartbeat(broker_id)
+        poll(world)
+    assert world.active.cluster.brokers[0].fenced
+    assert with_0(world) == (0, 0)
+
+
 def test_the_next_controller_is_asked_to_go_on_with_a_stop() -> None:
     world = a_world(controllers=2)
     world.heartbeat(0, want_shut_down=True)

@@ -185,12 +185,11 @@ class BrokerChangeControl:
         self.departures = Departures(state, cluster, lambda: features.is_elr_enabled)
 
     def heartbeat(
-        self, request: BrokerHeartbeatRequest
+        self, request: BrokerHeartbeatRequest, registration: BrokerRegistration
     ) -> tuple[Result[VersionedRecord, BrokerHeartbeatResponse], bool]:
         """The result, and whether the broker is in a controlled shutdown after it: then all active brokers must have
-        read the last record before the broker may stop. Raises `ApiError` STALE_BROKER_EPOCH."""
+        read the last record before the broker may stop."""
         broker_id = request.broker_id
-        registration = self._cluster.check_broker_epoch(broker_id, request.broker_epoch)
         heartbeats = self._cluster.heartbeats
         registration_offset = self._cluster.registration_offset(broker_id)
         current, following = heartbeats.next_state(

@@ -651,8 +651,11 @@ class QuorumController:
         self, request: BrokerHeartbeatRequest, caller: Caller, now_ms: int
     ) -> Pending[BrokerHeartbeatResponse]:
         def operation() -> Pending[BrokerHeartbeatResponse]:
-            result, is_shutting_down = self.broker_changes.heartbeat(request)
+            registration = self.cluster.check_broker_epoch(request.broker_id, request.broker_epoch)
+            # Before what may raise: the broker lives, whatever becomes of its request. And before a shutdown may begin:
+            # this ends the fencing that was under way.
             self._liveness.on_heartbeat(request.broker_id, request.broker_epoch, now_ms)
+            result, is_shutting_down = self.broker_changes.heartbeat(request, registration)
             answer = self.runtime.write(lambda: result)
             next_write = self.runtime.offsets.next_write_offset
             if is_shutting_down and answer.error is None and next_write is not None:

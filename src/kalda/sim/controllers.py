@@ -26,6 +26,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from kalda.base.background import TURN_BUDGET_NS, Background
@@ -276,8 +277,8 @@ class SimBroker:
         self.incarnation = 1
         self.epoch: int | None = None
         """None until it is registered."""
-        self.last_heartbeat_ms = -SESSION_MS
-        """When it has sent the last one of any epoch."""
+        self.heartbeats_ms = [-SESSION_MS]
+        """When it has sent the last one that a controller has handled, and those after it, of any epoch."""
         world.at(world.rng.randint(0, HEARTBEAT_MS), self.turn)
 
     def turn(self) -> None:
@@ -289,7 +290,7 @@ class SimBroker:
         if self.epoch is None:
             self._send(node, "broker_registration", self._registration(), self._on_registered)
             return
-        self.last_heartbeat_ms = world.now
+        self.heartbeats_ms.append(world.now)
         offset = world.committed_end - 1
         request = BrokerHeartbeatRequest(
             broker_id=self.id, broker_epoch=self.epoch, current_metadata_offset=offset, want_shut_down=False
@@ -297,14 +298,19 @@ class SimBroker:
         self._send(node, "broker_heartbeat", request, self._on_heartbeat)
 
     def _send(self, node: ControllerNode, api: str, request: Any, on_response: Callable[[Any, Any], None]) -> None:
-        world, incarnation = self.world, self.incarnation
+        world, incarnation, sent_ms = self.world, self.incarnation, self.world.now
 
         def answer(response: Any, error: ApiError | None) -> None:
             if self.up and self.incarnation == incarnation:
                 world.at(world.delay(), lambda: on_response(response, error))
 
+        def handle() -> None:
+            world.call(node, api, request).then(answer)
+            if api == "broker_heartbeat":
+                self.heartbeats_ms = [ms for ms in self.heartbeats_ms if ms >= sent_ms]
+
         def arrive() -> None:
-            node.do(lambda: world.call(node, api, request).then(answer))
+            node.do(handle)
 
         world.at(world.delay(), arrive)
 
@@ -513,12 +519,14 @@ class Controllers:
 
     def _check_fencing(self, record: BrokerRegistrationChangeRecord) -> None:
         broker = self.brokers[record.broker_id]
-        end_ms = broker.last_heartbeat_ms + SESSION_MS
+        # After a stall, the controller's time may come to the end of a session before the heartbeat that arrived in the
+        # stall: the broker was silent for a session, though it is not any more.
+        times = broker.heartbeats_ms
+        ends = [sent_ms + SESSION_MS for sent_ms, next_ms in pairwise(times) if next_ms - sent_ms > SESSION_MS]
+        end_ms = ends[0] if ends else times[-1] + SESSION_MS
         self._sessions_end_ms[broker.id] = end_ms
         if (broker.id, record.broker_epoch) not in self.refused and end_ms >= self.now:
-            self.broken(
-                f"broker {broker.id} is fenced at {self.now}, and sent a heartbeat at {broker.last_heartbeat_ms}"
-            )
+            self.broken(f"broker {broker.id} is fenced at {self.now}, and sent a heartbeat at {times[-1]}")
 
     def _check_election(self, controller: QuorumController, record: PartitionChangeRecord) -> None:
         partition = controller.partitions.partition(record.topic_id, record.partition_id)
