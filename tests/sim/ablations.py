@@ -230,12 +230,12 @@ def number_each_attempt(switch: Switch) -> None:
 
     checked = Idempotence.number
 
-    def number(self: Idempotence, batch: ProducerBatch) -> None:
+    def number(self: Idempotence, batch: ProducerBatch) -> bool:
         sequence = self._sequences.get(batch.topic_partition)
         if batch.has_sequence and sequence is not None:
             self._remove(sequence, batch)
             batch.base_sequence = -1
-        checked(self, batch)
+        return checked(self, batch)
 
     switch.set(Idempotence, "number", number)
 

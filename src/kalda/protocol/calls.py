@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.protocol.apis import ApiKey, api_of, response_class
 from kalda.protocol.codec import decode
-from kalda.protocol.framing import decode_response_header, encode_request, encode_request_header
+from kalda.protocol.framing import decode_response_header, encode_request
 from kalda.protocol.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kalda.protocol.notation import Buffer, Request
 
@@ -47,13 +47,6 @@ def frame_request(call: Call, message: Request, client_id: str | None) -> list[B
     buffers = encode_request(message, call.version, call.correlation_id, client_id)
     size = sum(map(len, buffers))
     return [size.to_bytes(4, "big"), *buffers]
-
-
-def frame_body(call: Call, body: list[Buffer], client_id: str | None) -> list[Buffer]:
-    """As `frame_request`, of a body that is encoded already, in a flexible version."""
-    header = encode_request_header(call.api_key, call.version, call.correlation_id, client_id, is_flexible=True)
-    size = len(header) + sum(map(len, body))
-    return [size.to_bytes(4, "big") + header, *body]
 
 
 def choose_version(message: Request, version: int | None, peer: PeerVersions | None) -> int:

@@ -19,6 +19,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.clientcore.connections.connections import Close, Connect, Connections, Write
 from kalda.clientcore.producer import ProducerCore
+from kalda.clientcore.producing.outbound_record import Prepared
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
@@ -33,7 +34,7 @@ from kalda.protocol.messages.metadata import (
 )
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.protocol.messages.transactions import InitProducerIdResponse
-from kalda.records.appending import Ticket
+from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket
 from kalda.records.batch import read_header
 from kalda.records.builder import read_records
 
@@ -148,9 +149,8 @@ class World:
         ticket = Ticket()
         ticket.callback = value
         state = self.core.accumulator.topic(topic)
-        appended = self.core.accumulator.append(
-            state, partition, self.now_ms, None, value, b"\0", ticket, self.now_ms, None
-        )
+        record = Prepared(None, value, b"\0", HEADER_SIZE + RECORD_OVERHEAD + len(value) + 1)
+        appended = self.core.accumulator.append(state, partition, self.now_ms, record, ticket, self.now_ms, None)
         return ticket if appended else None
 
     # -- time

@@ -233,7 +233,7 @@ def test_a_handler_that_returns_does_not_end_a_wait(producer: Producer, program:
     assert program == [signal.SIGINT]
 
 
-@pytest.mark.parametrize("name", ["_admit", "_put", "_enqueue"])
+@pytest.mark.parametrize("name", ["_admit", "buffer_size", "_enqueue"])
 def test_a_signal_while_a_record_is_appended(producer: Producer, name: str) -> None:
     once(producer._core.accumulator, name, signal.SIGTERM)
     with pytest.raises(Stop):

@@ -7,7 +7,8 @@ import pytest
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.clientcore.producing.sender import FIRST_VERSION, Acknowledged, OneBatchRequests, PartitionRequests
-from kalda.protocol.codec import decode, encode
+from kalda.protocol.calls import Call, frame_request
+from kalda.protocol.codec import decode
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.produce import (
     PartitionProduceData,
@@ -25,7 +26,7 @@ CORRELATION_ID = 70_000
 
 
 def made(version: int, transactional_id: str | None = None) -> PartitionRequests:
-    return OneBatchRequests(transactional_id, -1, 30_000).of(PARTITION, TOPIC_ID, version)
+    return OneBatchRequests("client", transactional_id, -1, 30_000).of(PARTITION, TOPIC_ID, version)
 
 
 def response_of(error_code: int = 0) -> ProduceResponse:
@@ -49,7 +50,8 @@ def test_requests_are_those_of_the_general_codec(version: int, size: int, transa
         name="orders", topic_id=TOPIC_ID, partition_data=[PartitionProduceData(index=3, records=records)]
     )
     request = ProduceRequest(transactional_id=transactional_id, acks=-1, timeout_ms=30_000, topic_data=[data])
-    assert b"".join(made(version, transactional_id).body(records)) == encode(request, version)
+    expected = frame_request(Call(0, version, CORRELATION_ID), request, "client")
+    assert b"".join(made(version, transactional_id).frame(CORRELATION_ID, records)) == b"".join(expected)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -154,8 +154,7 @@ class Producer(ProducerCalls, AioFace):
         buffer: bytearray | None = None
         while True:
             now_ms = self._monotonic_ms()
-            key, value, tail, _ = prepared
-            if accumulator.append(topic, record.partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer):
+            if accumulator.append(topic, record.partition, timestamp_ms, prepared, ticket, now_ms, buffer):
                 break
             buffer = await self._wait_for_buffer(io, accumulator.buffer_size(prepared.size_bytes), deadline_ms)
         batch: ProducerBatch = ticket.batch

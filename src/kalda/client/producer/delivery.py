@@ -65,11 +65,10 @@ class DeliveryFuture(Ticket):
     def _wait(self, timeout: float | None) -> tuple[ProducerBatch, int]:
         while True:
             batch, index = self.batch.holder_of(self.index)
-            if batch.is_done or _is_done_here(batch):
-                if batch.final_state is not FinalState.SPLIT:
-                    return batch, index
-            elif not wait_until_done(batch, timeout):
+            if not _is_done_here(batch) and not wait_until_done(batch, timeout):
                 raise CallTimeout(f"the record was not acknowledged within {timeout} s")
+            if batch.final_state is not FinalState.SPLIT:
+                return batch, index
 
 
 class TableFuture:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import PRODUCER, producer_config
 from kalda.base.errors import ApiError, CallTimeout, WrongState
+from kalda.base.new_tuple import new_tuple
 from kalda.client.producer.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
 from kalda.client.producer.producer_io import ProducerIo
@@ -187,7 +188,8 @@ class Producer(ProducerCalls, BlockingFace):
                 future = appender.append(value, key, partition, timestamp_ms, on_delivery, time.time())
                 if future is not None:
                     return future  # type: ignore[no-any-return]
-        return self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
+        record = new_tuple(ProducerRecord, (topic, value, key, partition, timestamp_ms, headers))
+        return self._send(record, on_delivery)
 
     def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> DeliveryFuture:
         """A record that no open batch takes as it is."""
@@ -221,11 +223,10 @@ class Producer(ProducerCalls, BlockingFace):
             self._appenders[record.topic] = topic.appender
         timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
         future = DeliveryFuture(None, 0, 0, callback)
-        key, value, tail, _ = prepared
         buffer = None
         while True:
             now_ms = monotonic_ms()  # what was waited for the topic is no part of `delivery.timeout.ms`
-            if accumulator.append(topic, record.partition, timestamp_ms, key, value, tail, future, now_ms, buffer):
+            if accumulator.append(topic, record.partition, timestamp_ms, prepared, future, now_ms, buffer):
                 break
             buffer = self._wait_for_buffer(accumulator.buffer_size(prepared.size_bytes), began_s)
         # Only the first record of a batch makes anything due earlier: one that no longer fits begins the next batch.
@@ -299,8 +300,7 @@ class Producer(ProducerCalls, BlockingFace):
     def _wait_for_topic(self, topic: str, partition: int | None, began_s: float) -> tuple[Partition, ...]:
         """The topic's partitions, when they are known and have the one that is asked for."""
         metadata = self._core.metadata
-        self._want(topic, partition, int(began_s * 1000))
-        partitions = metadata.partitions_of(topic)
+        partitions = self._want(topic, partition, int(began_s * 1000))
         if partitions and (partition is None or 0 <= partition < len(partitions)):
             return partitions
         began_ns = time.perf_counter_ns()
@@ -364,7 +364,8 @@ class Producer(ProducerCalls, BlockingFace):
     def _check_open(self) -> None:
         if self._thread.was_forked:
             raise made_by_parent()
-        super()._check_open()
+        if self._driven.is_ending:
+            super()._check_open()
 
     # -- transactions
 

@@ -114,18 +114,20 @@ class ProducerCalls(ClientFace):
 
     # -- while a call waits
 
-    def _want(self, topic: str, partition: int | None, now_ms: int) -> None:
-        """The topic is used now. Raises `TypeError`, and `ApiError` for a name that no topic can have: a request with
-        it could perhaps not be encoded."""
+    def _want(self, topic: str, partition: int | None, now_ms: int) -> tuple[Partition, ...]:
+        """The topic is used now. Its partitions; empty where they are unknown. Raises `TypeError`, and `ApiError` for a
+        name that no topic can have: a request with it could perhaps not be encoded."""
         if partition is not None and not hasattr(partition, "__index__"):  # `isinstance` of a protocol takes 4 µs
             raise TypeError(f"partition {partition!r}: an int is expected")
         metadata = self._core.metadata
-        if topic not in metadata.topics:
+        known = metadata.topics.get(topic)
+        if known is None:
             if not isinstance(topic, str):
                 raise TypeError(f"{topic!r} is not the name of a topic: a str is expected")
             if not is_topic_name(topic):
                 raise refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {topic!r}")
         metadata.want(topic, now_ms)
+        return () if known is None else known.partitions
 
     def _partitions_with(self, topic: str, partition: int | None) -> tuple[Partition, ...]:
         """The topic's partitions, where they are known and have the one that is asked for; else none. Raises the error

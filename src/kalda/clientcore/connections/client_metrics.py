@@ -220,8 +220,9 @@ class ClientMetrics:
 
     def node(self, node_id: int) -> NodeTraffic:
         """The traffic with a node, by the id of its connection."""
-        node_id = _kafkas_id(node_id)
         known = self._nodes.get(node_id)
+        if known is None and node_id >= _FETCH_BASE:
+            known = self._nodes[node_id] = self.node(_kafkas_id(node_id))
         if known is None:
             group, tags = f"{self.kind}-node-metrics", (*self._tags, ("node-id", f"node-{node_id}"))
             sent, received = self._traffic(group, tags)

@@ -1,8 +1,8 @@
 """Batches that wait to be sent, in a queue for each partition.
 
     append(...)              a record goes to the last batch of its partition, or to a new one
-    ready(...)               the nodes that lead partitions with batches to send
-    drain(...)               the next batches for one node, in turn over its partitions
+    ready(...)               the nodes that lead partitions with batches to send, and the queues of each
+    drain(...)               the next batches for one node, in turn over its queues
     reenqueue, split         a batch that was sent has to be sent again
     expired(now)             batches that have waited for `delivery_timeout_ms`
 
@@ -34,11 +34,12 @@ from kalda.clientcore.connections.cluster_values import Leader
 from kalda.clientcore.connections.metadata import ClusterMetadata
 from kalda.clientcore.producing.buffer_pool import BufferPool
 from kalda.clientcore.producing.idempotence import Numbering
+from kalda.clientcore.producing.outbound_record import Prepared
 from kalda.clientcore.producing.producer_batch import ProducerBatch
 from kalda.clientcore.producing.producer_errors import ProducerClosed
 from kalda.clientcore.producing.sticky_partitioner import Candidates, Sticky, StickyPartitioner
 from kalda.protocol.naming import MAX_PARTITIONS_NAMED
-from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicAppender
+from kalda.records.appending import HEADER_SIZE, Ticket, TopicAppender
 from kalda.records.compression import Compression
 
 _NO_RACK: tuple[int, ...] = ()
@@ -89,6 +90,8 @@ class Ready(NamedTuple):
 
     nodes: dict[int, None]
     """Nodes to send to, in order."""
+    led: dict[int, list[tuple[PartitionQueue, Leader]]]
+    """The queues of each node that may be drained: of batches to send now, and of those that may go with them."""
     next_check_ms: int | None
     """When a node that is not among them may be ready; None: nothing waits."""
     topics_without_leader: set[str]
@@ -125,8 +128,11 @@ class Accumulator:
         """Each batch gets it, for the threads that wait for the batch."""
         self._largest = max(min(config.max_request_size, pool.total_bytes), HEADER_SIZE + 1)
         """The most bytes of a batch, uncompressed."""
+        size = min(config.batch_size, self._largest)
+        self._first_bytes = min(size, _FIRST_BYTES) if config.grows_batches else size
+        """The memory of a new batch, where its first record needs no more."""
         is_compressed = self._compression is not Compression.NONE
-        self._plain_limit = 0 if is_compressed else min(config.batch_size, self._largest)
+        self._plain_limit = 0 if is_compressed else size
         """Where batches are not compressed, their limit."""
         self._metadata = metadata
         self._ticket_type = ticket_type
@@ -191,14 +197,11 @@ class Accumulator:
 
     def buffer_size(self, batch_bytes: int) -> int:
         """The memory of a new batch that has at most that size with its first record."""
-        size = min(self._config.batch_size, self._largest)
-        return max(min(size, _FIRST_BYTES) if self._config.grows_batches else size, batch_bytes)
+        return batch_bytes if batch_bytes > self._first_bytes else self._first_bytes
 
     def _next_limit(self, topic: TopicState) -> int:
-        """Up to which size the next batch takes records; where it is compressed, it is estimated to have `batch_size`
-        bytes then."""
-        if self._plain_limit:
-            return self._plain_limit
+        """Up to which size the next batch that is compressed takes records: it is estimated to have `batch_size` bytes
+        then."""
         # Here, and not where batches are compressed: many may be queued before the first one is.
         topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, topic.observed_ratio)
         room = (self._config.batch_size - HEADER_SIZE) / self._estimated_ratio(topic)
@@ -215,20 +218,18 @@ class Accumulator:
         topic: TopicState,
         partition: int | None,
         timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        tail: bytes,
+        record: Prepared,
         ticket: Ticket,
         now_ms: int,
         buffer: bytearray | None,
     ) -> bool:
-        """Append a record; `tail` are its headers as on the wire. Without a partition the sticky one is used. False: a
-        new batch needs a buffer, which the pool has not at this moment. Raises where no record is taken.
+        """Append a record. Without a partition the sticky one is used. False: a new batch needs a buffer, which the
+        pool has not at this moment. Raises where no record is taken.
 
         A signal handler may raise between any two steps (Ctrl-C). So a batch has its first record before it is queued,
         and a buffer that no queued batch has goes back to the pool.
         """
-        size = HEADER_SIZE + RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        key, value, tail, size = record
         made: ProducerBatch | None = None
         with self.lock:
             try:
@@ -239,10 +240,10 @@ class Accumulator:
                     queue = self._queue(topic, partition)
                 self._admit(queue)
                 last = queue.batches[-1] if queue.batches else None
-                ticket.timestamp = timestamp_ms
+                ticket.batch, ticket.timestamp = last, timestamp_ms
                 if last is None or not (
-                    self._put(last, timestamp_ms, key, value, tail, ticket)
-                    or (self._grow(last, size) and self._put(last, timestamp_ms, key, value, tail, ticket))
+                    last.put(timestamp_ms, key, value, tail, ticket)
+                    or (self._grow(last, size) and last.put(timestamp_ms, key, value, tail, ticket))
                 ):
                     if last is not None:
                         last.is_open = False
@@ -250,14 +251,16 @@ class Accumulator:
                         buffer = self.pool.take(self.buffer_size(size))
                         if buffer is None:
                             return False
-                    made = last = ProducerBatch(queue.topic_partition, buffer, self._next_limit(topic), now_ms)
+                    place, limit = queue.topic_partition, self._plain_limit or self._next_limit(topic)
+                    made = last = ProducerBatch(place, buffer, limit, now_ms)
                     last.io = self.io
-                    put = self._put(last, timestamp_ms, key, value, tail, ticket)
+                    ticket.batch = last
+                    put = last.put(timestamp_ms, key, value, tail, ticket)
                     assert put, "the first record of a batch fits"
                     self._enqueue(queue, last)
-                    if queue.topic_partition.partition < len(topic.appender.open):
-                        topic.appender.open[queue.topic_partition.partition] = last
-                if last.is_open and partition is None and sticky is not None:
+                    if place.partition < len(topic.appender.open):
+                        topic.appender.open[place.partition] = last
+                if sticky is not None and last.is_open:
                     self._set_sticky(topic, sticky, last)
                 return True
             finally:
@@ -285,13 +288,6 @@ class Accumulator:
         finally:
             self.pool.give_back(former if batch.data is buffer else buffer)
         return True
-
-    @staticmethod
-    def _put(
-        batch: ProducerBatch, timestamp_ms: int, key: bytes | None, value: bytes | None, tail: bytes, ticket: Ticket
-    ) -> bool:
-        ticket.batch = batch
-        return batch.put(timestamp_ms, key, value, tail, ticket)
 
     def _queue(self, topic: TopicState, partition: int) -> PartitionQueue:
         queue = topic.queues.get(partition)
@@ -394,6 +390,7 @@ class Accumulator:
     def ready(self, now_ms: int) -> Ready:
         """The nodes that lead partitions with batches to send now."""
         nodes: dict[int, None] = {}
+        led: dict[int, list[tuple[PartitionQueue, Leader]]] = {}
         next_check_ms: int | None = None
         without_leader: set[str] = set()
         is_any_expired = False
@@ -419,11 +416,18 @@ class Accumulator:
                 else:
                     wait_ms = linger_ms
                 due_ms = first.last_attempt_ms + wait_ms
+                node_id = leader.node_id
                 if due_ms <= now_ms:
-                    nodes[leader.node_id] = None
+                    nodes[node_id] = None
                 else:
                     next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
-        return new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
+                    if first.attempts > 0:
+                        continue
+                if node_id in led:
+                    led[node_id].append((queue, leader))
+                else:
+                    led[node_id] = [(queue, leader)]
+        return new_tuple(Ready, (nodes, led, next_check_ms, without_leader, is_any_expired))
 
     def _is_forced(self) -> bool:
         """Whether batches are sent before they are full, or have lingered."""
@@ -443,33 +447,28 @@ class Accumulator:
             batch.backoff_ms = self._retry.pause_ms(batch.attempts)
         return batch.backoff_ms
 
-    def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
-        """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed. Not
-        more than one request may name."""
+    def drain(self, node_id: int, led: list[tuple[PartitionQueue, Leader]], now_ms: int) -> list[ProducerBatch]:
+        """At most one batch of each of the node's queues, as `ready` has found them, in turn, up to `max_request_size`
+        in all; sealed. Not more than one request may name."""
         batches: list[ProducerBatch] = []
         size_bytes = 0
         config, numbering = self._config, self.numbering
         with self.lock:
-            for queue, leader in self._in_turn(node_id):
-                if queue.is_muted:
-                    continue
+            for queue, leader in led if len(led) == 1 else self._in_turn(node_id, led):
                 first = queue.batches[0]
-                if first.attempts > 0 and now_ms - first.last_attempt_ms < self._backoff_ms(first):
-                    continue
-                if batches and size_bytes + self._estimated_bytes(first, queue.topic) > config.max_request_size:
+                bytes_more = self._estimated_bytes(first, queue.topic)
+                if batches and (
+                    size_bytes + bytes_more > config.max_request_size or len(batches) == MAX_PARTITIONS_NAMED
+                ):
                     break
-                if len(batches) == MAX_PARTITIONS_NAMED:
-                    break
-                if numbering is not None and not numbering.may_drain(first):
+                if numbering is not None and not numbering.number(first):
                     continue
                 self._take(queue)
-                if numbering is not None:
-                    numbering.number(first)
                 first.leader_epoch = leader.epoch
                 first.leader_changed = False
                 first.drained_ms = now_ms
                 batches.append(first)
-                size_bytes += self._estimated_bytes(first, queue.topic)
+                size_bytes += bytes_more
                 self._drain_after[node_id] = queue.topic_partition
         for batch in batches:
             is_learned_from = batch.sealed is None and self._compression is not Compression.NONE
@@ -478,20 +477,14 @@ class Accumulator:
                 self._learn_ratio(batch)
         return batches
 
-    def _in_turn(self, node_id: int) -> list[tuple[PartitionQueue, Leader]]:
+    def _in_turn(self, node_id: int, led: list[tuple[PartitionQueue, Leader]]) -> list[tuple[PartitionQueue, Leader]]:
         """The node's queues, beginning behind the one that was drained last."""
-        led: list[tuple[PartitionQueue, Leader]] = []
-        for partition, queue in self._active.items():
-            leader = self._metadata.leader_of(*partition)
-            if leader is not None and leader.node_id == node_id:
-                led.append((queue, leader))
-        if len(led) > 1:
-            led.sort(key=lambda each: each[0].topic_partition)
-            last = self._drain_after.get(node_id)
-            if last is not None:
-                start = next((at for at, (queue, _) in enumerate(led) if queue.topic_partition > last), 0)
-                led = led[start:] + led[:start]
-        return led
+        led.sort(key=lambda each: each[0].topic_partition)
+        last = self._drain_after.get(node_id)
+        if last is None:
+            return led
+        start = next((at for at, (queue, _) in enumerate(led) if queue.topic_partition > last), 0)
+        return led[start:] + led[:start]
 
     def _estimated_bytes(self, batch: ProducerBatch, topic: TopicState) -> int:
         if batch.sealed is not None:
@@ -500,17 +493,13 @@ class Accumulator:
 
     def _take(self, queue: PartitionQueue) -> None:
         """Remove the first batch, and close it."""
-        batch = queue.batches.popleft()
+        batch, place = queue.batches.popleft(), queue.topic_partition
         batch.is_open = False
         if not queue.batches:
-            self._active.pop(queue.topic_partition, None)
-        self._close_open(queue, batch)
-
-    @staticmethod
-    def _close_open(queue: PartitionQueue, batch: ProducerBatch) -> None:
-        appender, partition = queue.topic.appender, queue.topic_partition.partition
-        if partition < len(appender.open) and appender.open[partition] is batch:
-            appender.open[partition] = None
+            del self._active[place]
+        appender = queue.topic.appender
+        if place.partition < len(appender.open) and appender.open[place.partition] is batch:
+            appender.open[place.partition] = None
         if appender.sticky is batch:
             appender.sticky = None
 

@@ -59,11 +59,13 @@ class BufferPool:
         """A buffer of that size, or None. Raises `ValueError` for more than there is in all."""
         if size_bytes > self.total_bytes:
             raise ValueError(f"{size_bytes} bytes are more than the {self.total_bytes} of the whole pool")
-        if self._waiters or self.available_bytes < size_bytes:
+        if self._waiters:
             return None
         kept = self._take_kept(size_bytes)
         if kept is not None:
             return kept
+        if self.available_bytes < size_bytes:
+            return None
         self._free_up(size_bytes)
         self._unused_bytes -= size_bytes
         return bytearray(size_bytes)
@@ -92,12 +94,13 @@ class BufferPool:
     def give_back(self, buffer: bytearray) -> None:
         """The buffer's memory is free. Each buffer is given back once."""
         size_bytes = len(buffer)
-        if size_bytes in self._free:
-            self._free[size_bytes].append(buffer)
-            self._kept_bytes += size_bytes
-        else:
+        kept = self._free.get(size_bytes)
+        if kept is None:
             self._unused_bytes += size_bytes
-        assert self.available_bytes <= self.total_bytes, "a buffer was given back twice"
+        else:
+            kept.append(buffer)
+            self._kept_bytes += size_bytes
+        assert self._unused_bytes + self._kept_bytes <= self.total_bytes, "a buffer was given back twice"
         if self._waiters:
             self._serve()
 

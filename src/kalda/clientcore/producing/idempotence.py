@@ -5,10 +5,9 @@ drained, and the broker accepts a batch only behind the one before it. So a batc
 twice, and no batch is written before an earlier one.
 
     next_request(now)             InitProducerId, while there is no producer id
-    number(batch)                 a drained batch gets its number
+    number(batch)                 the first batch of a queue gets its number, where it may be sent now
     on_acked, on_failed           a batch is done
     may_retry(batch, ...)         whether an error of the sequence is worth another attempt
-    may_drain(first)              whether the partition's next batch may be sent now
 
 Where a gap in a partition's sequence cannot be closed, the epoch is incremented (without a request; a new id is fetched
 after the last epoch), and the partition's batches in flight are numbered from 0 in the new epoch.
@@ -39,12 +38,9 @@ _NO_TIMEOUT_MS = 2**31 - 1
 class Numbering(Protocol):
     """What the accumulator asks of idempotence, or of transactions."""
 
-    def may_drain(self, first: ProducerBatch) -> bool:
-        """Whether the first batch of a partition's queue may be sent now."""
-        ...
-
-    def number(self, batch: ProducerBatch) -> None:
-        """Give a drained batch its sequence number, unless it has one."""
+    def number(self, first: ProducerBatch) -> bool:
+        """Give the first batch of a partition's queue its sequence number, unless it has one. False: it may not be
+        sent now."""
         ...
 
     def admit(self, partition: TopicPartition) -> None:
@@ -193,38 +189,30 @@ class Idempotence:
 
     # -- draining
 
-    def may_drain(self, first: ProducerBatch) -> bool:
-        """Whether the first batch of a partition's queue may be sent now."""
-        if not self.has_producer_id or self.fatal_error is not None:
+    def number(self, first: ProducerBatch) -> bool:
+        """Give the first batch of a partition's queue its sequence number, unless it has one. False: it may not be
+        sent now."""
+        producer_id, epoch, partition = self.producer_id, self.epoch, first.topic_partition
+        if producer_id == NO_PRODUCER_ID or self.fatal_error is not None:
             return False
-        partition = first.topic_partition
         sequence = self._sequences.get(partition)
         if sequence is None:
-            return True
-        if not first.has_sequence:
-            is_stale = sequence.producer_id != self.producer_id or sequence.epoch != self.epoch
-            if sequence.in_flight and is_stale:
-                return False  # a first batch of the new epoch must not be written before those of the old one
-            if partition in self._unresolved:
-                return False
-            return not (sequence.in_flight and sequence.in_flight[0].in_retry)
-        # A batch that is sent again goes alone, after all those before it are done.
-        return not sequence.in_flight or sequence.in_flight[0] is first
-
-    def number(self, batch: ProducerBatch) -> None:
-        """Give a drained batch its sequence number, unless it has one."""
-        if batch.has_sequence:
-            return
-        sequence = self._sequences.get(batch.topic_partition)
-        if sequence is None:
-            sequence = self._sequences[batch.topic_partition] = _Sequence(self.producer_id, self.epoch)
-        elif sequence.producer_id != self.producer_id or sequence.epoch != self.epoch:
-            assert not sequence.in_flight, "batches of another epoch are in flight"
-            sequence.producer_id, sequence.epoch = self.producer_id, self.epoch
+            sequence = self._sequences[partition] = _Sequence(producer_id, epoch)
+        in_flight = sequence.in_flight
+        if first.base_sequence != NO_SEQUENCE:
+            # A batch that is sent again goes alone, after all those before it are done.
+            return not in_flight or in_flight[0] is first
+        is_stale = sequence.epoch != epoch or sequence.producer_id != producer_id
+        # A first batch of the new epoch must not be written before those of the old one.
+        if partition in self._unresolved or (in_flight and (is_stale or in_flight[0].in_retry)):
+            return False
+        if is_stale:
+            sequence.producer_id, sequence.epoch = producer_id, epoch
             sequence.next, sequence.last_acked = 0, -1
-        batch.set_producer(self.producer_id, self.epoch, sequence.next, self.is_transactional)
-        sequence.next = advance_sequence(sequence.next, batch.count)
-        sequence.in_flight.append(batch)
+        first.set_producer(producer_id, epoch, sequence.next, self.is_transactional)
+        sequence.next = advance_sequence(sequence.next, first.count)
+        in_flight.append(first)
+        return True
 
     # -- results
 
@@ -233,8 +221,9 @@ class Idempotence:
         sequence = self._sequences[batch.topic_partition]
         if batch.producer_id == sequence.producer_id and batch.producer_epoch == sequence.epoch:
             sequence.last_acked = max(sequence.last_acked, batch.last_sequence)
-        if base_offset >= 0:
-            sequence.last_acked_offset = max(sequence.last_acked_offset, base_offset + batch.count - 1)
+        last_offset = base_offset + batch.count - 1
+        if base_offset >= 0 and last_offset > sequence.last_acked_offset:
+            sequence.last_acked_offset = last_offset
         self._remove(sequence, batch)
 
     def on_failed(self, batch: ProducerBatch, code: ErrorCode, was_surely_refused: bool) -> None:

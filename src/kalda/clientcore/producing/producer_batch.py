@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
+from kalda.base.new_tuple import new_tuple
 from kalda.protocol.varint import encode_signed
 from kalda.records import appending
 from kalda.records.batch import (
@@ -246,7 +247,7 @@ class ProducerBatch(appending.Records):
         topic, partition = self.topic_partition
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         timestamp_ms = ticket.timestamp if self.log_append_time_ms < 0 else self.log_append_time_ms
-        found = RecordMetadata(topic, partition, offset, timestamp_ms)
+        found = new_tuple(RecordMetadata, (topic, partition, offset, timestamp_ms))
         if ticket.key_size >= 0:
             found.serialized_key_size = ticket.key_size
         if ticket.value_size >= 0:

@@ -3,6 +3,7 @@ nothing for a record."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -106,7 +107,7 @@ class ProducerMetrics(ClientMetrics):
 
     # -- events
 
-    def on_request(self, batches: Sequence[ProducerBatch], now_ms: int) -> None:
+    def on_request(self, batches: Sequence[ProducerBatch]) -> None:
         """A request with these batches is sent."""
         records = 0
         for batch in batches:
@@ -116,7 +117,6 @@ class ProducerMetrics(ClientMetrics):
             sent = batch.topic_partition.topic, count, size_bytes, batch.position, queue_ms, batch.largest_record
             self._batches.append(new_tuple(_Sent, sent))
         self._records.append(records)
-        self.run(now_ms)
 
     def on_response(self, node: NodeTraffic, latency_ms: int, response: Throttling) -> None:
         """A response has come."""
@@ -141,18 +141,20 @@ class ProducerMetrics(ClientMetrics):
         sent = self._batches[:]
         if sent:
             del self._batches[: len(sent)]
-            self._batch_size.add([each.size_bytes for each in sent], now_ms)
-            self._queue_time.add([each.queue_ms for each in sent], now_ms)
-            self._compression.add([_ratio(each) for each in sent], now_ms)
-            self._record_size.add([each.largest_record for each in sent], now_ms)
-            by_topic: dict[str, list[_Sent]] = {}
+            by_topic: defaultdict[str, list[_Sent]] = defaultdict(list)
             for each in sent:
-                by_topic.setdefault(each.topic, []).append(each)
+                by_topic[each[0]].append(each)
             for name, of_topic in by_topic.items():
                 topic = self._topic(name)
-                topic.sends.add([each.records for each in of_topic], now_ms)
-                topic.bytes.add([each.size_bytes for each in of_topic], now_ms)
-                topic.compression.record_all([_ratio(each) for each in of_topic], now_ms)
+                _, records, sizes, plain_sizes, queue_ms, largest = zip(*of_topic, strict=True)
+                ratios = list(map(_ratio, sizes, plain_sizes))
+                self._batch_size.add(sizes, now_ms)
+                self._queue_time.add(queue_ms, now_ms)
+                self._compression.add(ratios, now_ms)
+                self._record_size.add(largest, now_ms)
+                topic.sends.add(records, now_ms)
+                topic.bytes.add(sizes, now_ms)
+                topic.compression.record_all(ratios, now_ms)
         super()._flush(now_ms)
 
     def _topic(self, topic: str) -> _TopicMetrics:
@@ -162,7 +164,6 @@ class ProducerMetrics(ClientMetrics):
         return found
 
 
-def _ratio(batch: _Sent) -> float:
-    """Compressed bytes of records to uncompressed ones."""
-    plain_bytes = batch.plain_bytes - HEADER_SIZE
-    return (batch.size_bytes - HEADER_SIZE) / plain_bytes if plain_bytes > 0 else 1.0
+def _ratio(size_bytes: int, plain_bytes: int) -> float:
+    """Compressed bytes of a batch's records to uncompressed ones."""
+    return (size_bytes - HEADER_SIZE) / (plain_bytes - HEADER_SIZE) if plain_bytes > HEADER_SIZE else 1.0

@@ -27,8 +27,9 @@ Not obvious:
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ from kalda.clientcore.producing.producer_errors import DeliveryAborted, Delivery
 from kalda.clientcore.producing.producer_metrics import ProducerMetrics
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.codec import encode
-from kalda.protocol.framing import encode_response
+from kalda.protocol.framing import encode_request_header, encode_response
 from kalda.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -62,8 +63,8 @@ from kalda.protocol.varint import encode_unsigned
 # Produce requests of one batch, and the responses that acknowledge it, in fewer steps than the general codec needs.
 #
 # A producer that waits for each record sends nothing else, and its round trip is a large part client. The general
-# codec encodes an example of each, once for a partition; from then on only the records are put into the request, and a
-# response that differs from the example in nothing but offsets and times is read by one call.
+# codec encodes an example of each, once for a partition; from then on only the correlation id and the records are put
+# into the request, and a response that differs from the example in nothing but offsets and times is read by one call.
 
 FIRST_VERSION = 9
 """The first flexible version: in those before, the fields stand elsewhere."""
@@ -71,6 +72,7 @@ _NO_RECORDS = b"\x01"
 _REQUEST_END = b"\x00\x00\x00"
 """No tagged fields: of the partition, the topic, and the request."""
 _CORRELATION_BYTES = 4
+_KEY_AND_VERSION_BYTES = 4
 _CHANGING = Struct(">qqq4siB")
 """Base offset, time of the append, log start offset; no errors, message and tagged fields; throttle time; no tagged
 fields."""
@@ -88,17 +90,22 @@ class Acknowledged(NamedTuple):
 class PartitionRequests:
     """The requests and responses of one partition, in one version."""
 
-    __slots__ = ("_expected", "_request_start", "_response", "topic_id", "version")
+    __slots__ = ("_expected", "_request", "_request_end", "_request_start", "_response", "topic_id", "version")
 
-    def __init__(self, request: ProduceRequest, version: int) -> None:
+    def __init__(self, request: ProduceRequest, version: int, client_id: str) -> None:
         """`request` is an example, with one partition and no records."""
         topic = request.topic_data[0]
         self.topic_id = topic.topic_id
         self.version = version
         index = topic.partition_data[0].index
         encoded = encode(request, version)
-        self._request_start = encoded.removesuffix(_NO_RECORDS + _REQUEST_END)
-        assert len(self._request_start) + 4 == len(encoded), "the records are the last field"
+        before_records = encoded.removesuffix(_NO_RECORDS + _REQUEST_END)
+        assert len(before_records) + 4 == len(encoded), "the records are the last field"
+        header = encode_request_header(ApiKey.PRODUCE, version, 0, client_id, is_flexible=True)
+        self._request_start = header[:_KEY_AND_VERSION_BYTES]
+        self._request_end = header[_KEY_AND_VERSION_BYTES + _CORRELATION_BYTES :] + before_records
+        self._request = Struct(f">i{_KEY_AND_VERSION_BYTES}si{len(self._request_end)}s")
+        """Size, API and version, correlation id, and the rest up to the length of the records."""
         answer = TopicProduceResponse(
             name=topic.name, topic_id=topic.topic_id, partition_responses=[PartitionProduceResponse(index=index)]
         )
@@ -106,11 +113,13 @@ class PartitionRequests:
         self._expected = response[_CORRELATION_BYTES : -_CHANGING.size]
         self._response = Struct(f">i{len(self._expected)}s{_CHANGING.format[1:]}")
 
-    def body(self, records: Buffer) -> list[Buffer]:
-        """The body of the request with these records."""
+    def frame(self, correlation_id: int, records: Buffer) -> list[Buffer]:
+        """The request with these records, with its size and header."""
         size = len(records) + 1
         length = bytes((size & 0x7F | 0x80, size >> 7)) if 0x80 <= size < 0x4000 else encode_unsigned(size)
-        return [self._request_start + length, records, _REQUEST_END]
+        size += self._request.size - 2 + len(length)  # without its own four bytes, and with three at the end
+        start = self._request.pack(size, self._request_start, correlation_id, self._request_end)
+        return [start + length, records, _REQUEST_END]
 
     def read(self, frame: memoryview, correlation_id: int) -> Acknowledged | None:
         """What the response says; None where it is not just an acknowledgement, or not valid."""
@@ -125,7 +134,8 @@ class PartitionRequests:
 class OneBatchRequests:
     """The partitions to which requests of one batch were sent."""
 
-    def __init__(self, transactional_id: str | None, acks: int, timeout_ms: int) -> None:
+    def __init__(self, client_id: str, transactional_id: str | None, acks: int, timeout_ms: int) -> None:
+        self._client_id = client_id
         self._transactional_id = transactional_id
         self._acks = acks
         self._timeout_ms = timeout_ms
@@ -144,7 +154,7 @@ class OneBatchRequests:
         example = ProduceRequest(
             transactional_id=self._transactional_id, acks=self._acks, timeout_ms=self._timeout_ms, topic_data=[data]
         )
-        made = self._partitions[partition] = PartitionRequests(example, version)
+        made = self._partitions[partition] = PartitionRequests(example, version, self._client_id)
         return made
 
 
@@ -175,28 +185,31 @@ class Sender:
         self._in_flight: dict[ProducerBatch, None] = {}
         """Batches in requests, those that have expired there included."""
         self.finished: list[ProducerBatch] = []
-        self._unreported: dict[TopicPartition, deque[ProducerBatch]] = {}
+        self._unreported: defaultdict[TopicPartition, deque[ProducerBatch]] = defaultdict(deque)
         """Batches that were sent and are not in `finished` yet, in the order of their records."""
         self.on_failure: Callable[[ProducerBatch, ApiError], None] = _nothing
         """Called with each batch that has failed: a transaction can only be aborted then."""
         self._next_check_ms: int | None = None
-        self._one_batch_requests = OneBatchRequests(config.transactional_id, config.acks, config.request_timeout_ms)
+        self._one_batch_requests = OneBatchRequests(
+            connections.client_id, config.transactional_id, config.acks, config.request_timeout_ms
+        )
 
     # -- each turn
 
     def run(self, now_ms: int) -> None:
         """Send what can be sent, and fail what has expired."""
         accumulator = self._accumulator
-        self._expire_in_flight(now_ms)
+        if self._in_flight:
+            self._expire_in_flight(now_ms)
         self._next_check_ms = None
         if not accumulator.has_queued:
             return
-        # What is behind a batch that was drained may still linger: what is ready is asked anew.
+        # What is behind a batch that was drained, or has expired, may still linger: what is ready is asked anew.
         while self._send_ready(now_ms) and accumulator.has_queued:
             pass
 
     def _send_ready(self, now_ms: int) -> bool:
-        """Send one batch of each partition of the nodes that are ready. Whether any was sent."""
+        """Send one batch of each partition of the nodes that are ready. Whether anything has left a queue."""
         accumulator, connections = self._accumulator, self._connections
         ready = accumulator.ready(now_ms)
         for topic in ready.topics_without_leader:
@@ -205,6 +218,7 @@ class Sender:
         if ready.is_any_expired:
             for batch in accumulator.expired(now_ms):
                 self._fail_expired(batch, now_ms)
+            return True
         next_check_ms, is_any_sent = ready.next_check_ms, False
         for node_id in ready.nodes:
             can_send = connections.is_ready(node_id, now_ms)
@@ -214,7 +228,7 @@ class Sender:
                 if at_ms is not None and (next_check_ms is None or at_ms < next_check_ms):
                     next_check_ms = at_ms
                 continue
-            batches = accumulator.drain(node_id, now_ms)
+            batches = accumulator.drain(node_id, ready.led[node_id], now_ms)
             if batches:
                 self._send(node_id, batches, now_ms)
                 is_any_sent = True
@@ -239,7 +253,7 @@ class Sender:
     def _send(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
         for batch in batches:
             self._on_sending(batch)
-        self._metrics.on_request(batches, now_ms)
+        self._metrics.on_request(batches)
         if len(batches) == 1 and self._send_one_batch(node_id, batches, now_ms):
             return
         config = self._config
@@ -280,7 +294,7 @@ class Sender:
         batch.is_in_flight = True
         if not batch.is_tracked:
             batch.is_tracked = True
-            self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
+            self._unreported[batch.topic_partition].append(batch)
         self._in_flight[batch] = None
         if self._keeps_order_by_muting:
             self._accumulator.mute(batch.topic_partition, True)
@@ -296,34 +310,39 @@ class Sender:
         """Send the only batch of a request in fewer steps. False: `_send` has to do it, as for the first request on a
         connection, which chooses the version."""
         batch = batches[0]
-        topic = self._metadata.topics.get(batch.topic_partition.topic)
+        place = batch.topic_partition
+        topic = self._metadata.topics.get(place.topic)
         if topic is None or self._config.acks == 0:
             return False
-        max_version = self._max_version(topic.topic_id != ZERO_UUID)
+        topic_id = topic.topic_id
+        max_version = self._max_version(topic_id != ZERO_UUID)
         version = self._connections.chosen_version(node_id, ApiKey.PRODUCE, max_version)
         if version is None or version < FIRST_VERSION:
             return False
-        requests = self._one_batch_requests.of(batch.topic_partition, topic.topic_id, version)
+        requests = self._one_batch_requests.of(place, topic_id, version)
         assert batch.sealed is not None, "drained batches are sealed"
-
-        def on_done(response: Acknowledged | ProduceResponse | None, error: ApiError | None) -> None:
-            if isinstance(response, Acknowledged):
-                self._on_acknowledged(node_id, batch, response, now_ms)
-            else:
-                name, index = batch.topic_partition
-                sent: dict[tuple[str | Uuid, int], ProducerBatch]
-                sent = {(name, index): batch, (requests.topic_id, index): batch}
-                self._on_done(node_id, batches, sent, response, error, now_ms)
-
-        body = requests.body(batch.sealed)
-        self._connections.send_encoded(node_id, ApiKey.PRODUCE, version, body, now_ms, on_done, requests.read)
+        on_done = partial(self._on_one_done, node_id, batches, topic_id, now_ms)
+        self._connections.send_encoded(node_id, ApiKey.PRODUCE, requests, batch.sealed, now_ms, on_done)
         return True
 
-    def _on_acknowledged(self, node_id: int, batch: ProducerBatch, response: Acknowledged, sent_ms: int) -> None:
-        """The only batch of a request was written."""
-        now_ms = max(sent_ms, self._now_ms())
+    def _on_one_done(
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        topic_id: Uuid,
+        sent_ms: int,
+        response: Acknowledged | ProduceResponse | None,
+        error: ApiError | None,
+    ) -> None:
+        """The request of one batch has ended."""
+        batch = batches[0]
+        if not isinstance(response, Acknowledged):
+            name, index = batch.topic_partition
+            sent: dict[tuple[str | Uuid, int], ProducerBatch] = {(name, index): batch, (topic_id, index): batch}
+            self._on_done(node_id, batches, sent, response, error, sent_ms)
+            return
         self._on_request_ended(batch)
-        self._metrics.on_response(self._metrics.node(node_id), now_ms - sent_ms, response)
+        self._metrics.on_response(self._metrics.node(node_id), self._now_ms() - sent_ms, response)
         self._succeed(batch, response.base_offset, response.log_append_time_ms)
 
     def _max_version(self, has_topic_ids: bool) -> int | None:
@@ -449,7 +468,7 @@ class Sender:
 
     def _report(self, batch: ProducerBatch) -> None:
         """The batch has a final state: it goes to `finished` behind those before it, with those that waited for it."""
-        unreported = self._unreported.setdefault(batch.topic_partition, deque())
+        unreported = self._unreported[batch.topic_partition]
         if not batch.is_tracked:  # never sent: it is behind all that were
             batch.is_tracked = True
             unreported.append(batch)

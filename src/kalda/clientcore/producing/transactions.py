@@ -81,9 +81,10 @@ class Transactions(Idempotence):
                     self.manager.on_batch_failed(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, why)
                 del self._unresolved[partition]
 
-    def may_drain(self, first: ProducerBatch) -> bool:
-        """Whether the first batch of a partition's queue may be sent now."""
-        return self.manager.is_writable(first.topic_partition) and super().may_drain(first)
+    def number(self, first: ProducerBatch) -> bool:
+        """Give the first batch of a partition's queue its sequence number, unless it has one. False: it may not be
+        sent now."""
+        return self.manager.is_writable(first.topic_partition) and super().number(first)
 
     def may_retry(self, batch: ProducerBatch, code: ErrorCode, log_start_offset: int) -> bool:
         """Whether an error of the sequence may be mended by sending the batch again."""
