@@ -139,12 +139,12 @@ class _SimChannels(Channels):
         self._connected: dict[int, _SimChannel] = {}
 
     def carry_out(self) -> None:
-        while actions := self._driven.take_actions():
+        while actions := self._core.take_actions():
             written: dict[int, None] = {}
             for action in actions:
                 self._carry_out(action, written)
             for connection_id in written:
-                self._driven.at(self._now_ms()).on_written(connection_id)
+                self._core.connections.on_written(connection_id)
 
     def _carry_out(self, action: Action, written: dict[int, None]) -> None:
         if isinstance(action, Write):
@@ -163,11 +163,11 @@ class _SimChannels(Channels):
             _, protocol = await self._loop.create_connection(lambda: _SimChannel(self, connection_id), host, port)
         except OSError as error:
             now_ms = self._now_ms()
-            self._driven.at(now_ms).on_connect_failed(connection_id, str(error), now_ms)
+            self._core.at(now_ms).on_connect_failed(connection_id, str(error), now_ms)
         else:
             self._connected[connection_id] = protocol
             now_ms = self._now_ms()
-            self._driven.at(now_ms).on_connected(connection_id, now_ms)
+            self._core.at(now_ms).on_connected(connection_id, now_ms)
         finally:
             self._connecting.pop(connection_id, None)
         self._io.wake()
@@ -175,7 +175,7 @@ class _SimChannels(Channels):
     def on_frame(self, connection_id: int, frame: memoryview) -> None:
         """A response has arrived."""
         now_ms = self._now_ms()
-        self._driven.at(now_ms).on_frame(connection_id, frame, now_ms)
+        self._core.at(now_ms).on_frame(connection_id, frame, now_ms)
 
     def on_read(self) -> None:
         """All frames of one arrival were handed to the core."""
@@ -186,7 +186,7 @@ class _SimChannels(Channels):
         """The connection has ended. The core is not called where it has ended it itself."""
         if self._connected.pop(connection_id, None) is not None:
             now_ms = self._now_ms()
-            self._driven.at(now_ms).on_lost(connection_id, why, now_ms)
+            self._core.at(now_ms).on_lost(connection_id, why, now_ms)
             self._driven.finish()
             self._io.wake()
 

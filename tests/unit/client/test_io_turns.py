@@ -31,6 +31,7 @@ class OneTimer:
     security = None
 
     def __init__(self) -> None:
+        self.core = self
         self.has_fired = False
         self.metrics = ClientMetrics("test", "test")
 
@@ -162,7 +163,7 @@ class Renewed:
 def test_what_waited_for_a_login_is_reported_as_written() -> None:
     written: list[int] = []
     driven, security = Mock(), Mock()
-    driven.at.return_value.on_written = written.append
+    driven.core.at.return_value.on_written = written.append
     driven.security = security
     channels = Channels(driven, Mock())
     channels._channels[7] = Renewed()  # type: ignore[assignment]

@@ -21,7 +21,6 @@ from kalda.client.transport.channels import Channels, Watch, monotonic_ms
 from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.held_signals import HoldingLock
 from kalda.client.transport.io_thread import Awaited, IoThread
-from kalda.clientcore.connections.connections import Action
 from kalda.clientcore.subscribed_core import SubscribedCore
 
 if TYPE_CHECKING:
@@ -58,10 +57,6 @@ class LockedConsumer(ConsumerDriven):
         if self.due_ms is not None:
             due_ms = self.due_ms if due_ms is None else min(due_ms, self.due_ms)
         return due_ms
-
-    def take_actions(self) -> list[Action]:
-        with self.lock:
-            return super().take_actions()
 
     def on_end(self, error: ApiError | None) -> None:
         with self.lock:

@@ -49,7 +49,7 @@ class _Driven(ProducerDriven):
         super().__init__(core, outgoing)
         self.waiting: set[asyncio.Future[None]] = set()
         """Tasks that wait for metadata."""
-        self.waiting_for_transaction: set[asyncio.Future[None]] = set()
+        self.waits_for_transaction: set[asyncio.Future[None]] = set()
         """Tasks that wait for a request of a transaction."""
 
     def _deliver(self, batch: ProducerBatch) -> None:
@@ -59,7 +59,7 @@ class _Driven(ProducerDriven):
         # A task that waits for metadata takes a turn when it is woken: were it woken by each turn, turns would not end.
         if is_news:
             _wake(self.waiting)
-        _wake(self.waiting_for_transaction)
+        _wake(self.waits_for_transaction)
 
 
 class Producer(ProducerCalls, AioFace):
@@ -343,11 +343,11 @@ class Producer(ProducerCalls, AioFace):
                 while not transactions.is_idle():
                     self._check_open()
                     waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._driven.waiting_for_transaction.add(waiting)
+                    self._driven.waits_for_transaction.add(waiting)
                     try:
                         await waiting
                     finally:
-                        self._driven.waiting_for_transaction.discard(waiting)
+                        self._driven.waits_for_transaction.discard(waiting)
         except TimeoutError:
             raise CallTimeout(f"the transaction was not {what} in time") from None
         transactions.check()

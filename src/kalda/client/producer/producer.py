@@ -74,7 +74,7 @@ class _Driven(ProducerDriven):
         """The producer was dropped without `close`."""
         self.unacknowledged = 0
         """Records that failed because the producer ended."""
-        self.waits_for_transaction = 0
+        self.waits_for_transaction: int = 0
         """Threads that wait for a request of a transaction."""
 
     def run(self, now_ms: int) -> None:
@@ -92,9 +92,8 @@ class _Driven(ProducerDriven):
         deliver(batch, self.outgoing)
 
     def _wake(self, is_news: bool) -> None:
-        if is_news or self.waits_for_transaction:
-            with self.changed:
-                self.changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
     def close(self, timeout: float | None) -> None:
         """Take no more records; end the thread when all is acknowledged, or after `timeout` seconds."""

@@ -35,6 +35,8 @@ class ProducerDriven(Driven):
     """What both producers run, and what their calls wait for."""
 
     core: ProducerCore
+    waits_for_transaction: object
+    """True where a call waits for a request of a transaction."""
 
     def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
         super().__init__(core)
@@ -52,13 +54,16 @@ class ProducerDriven(Driven):
 
     def finish(self) -> None:
         core = self.core
-        for batch in core.take_finished():
-            self._deliver(batch)
+        if core.sender.finished:
+            for batch in core.take_finished():
+                self._deliver(batch)
         if self.is_ended:
             self.outgoing.close()
-        is_news = core.metadata.version != self._seen_version or core.refused is not None
-        self._seen_version = core.metadata.version
-        self._wake(is_news)
+        version = core.metadata.version
+        is_news = version != self._seen_version or core.refused is not None
+        if is_news or self.waits_for_transaction:
+            self._seen_version = version
+            self._wake(is_news)
 
     def is_over(self) -> bool:
         return self.is_forced or (self.is_ending and self.core.has_ended(self.core.now_ms()))

@@ -128,7 +128,7 @@ class ProducerIo(IoThread):
         """With `_entry`, which is released."""
         self._is_driven = True
         try:
-            if self._acquire_baton():
+            if self._baton.acquire(False) or self._acquire_baton():
                 try:
                     self._drive(awaited, limit_ms)
                 finally:
@@ -145,8 +145,6 @@ class ProducerIo(IoThread):
 
     def _acquire_baton(self) -> bool:
         """Wait for the turn of another thread to end. False: a signal has come first."""
-        if self._baton.acquire(False):
-            return True
         self.wake()  # the producer's thread may wait for sockets
         while not self._baton.acquire(timeout=_SIGNALS_EVERY_S):
             if self.signals.is_any:
@@ -156,8 +154,7 @@ class ProducerIo(IoThread):
     def _drive(self, awaited: Awaited, limit_ms: int | None) -> None:
         self._driver = threading.get_ident()
         try:
-            now_ms = monotonic_ms()
-            may_wait = limit_ms is None or limit_ms > now_ms + _USUAL_WAIT_MS
+            may_wait = limit_ms is None or limit_ms > monotonic_ms() + _USUAL_WAIT_MS
             longest_wait_ms = _USUAL_WAIT_MS if may_wait else None
             while not (awaited.is_done or self.signals.is_any or self.has_ended or self._driven.is_over()):
                 self._turn(awaited, limit_ms, longest_wait_ms)

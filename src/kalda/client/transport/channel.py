@@ -113,20 +113,15 @@ class Channel:
                 raise ConnectionResetError(CLOSED if self._has_received else CLOSED + self._early_close)
             reader.filled(count)
             self._has_received = True
-            frames += self._take_frames()
+            try:
+                while (frame := reader.next_frame()) is not None:
+                    frames.append(frame)
+            except InvalidRequest as error:
+                if isinstance(error, BadFrameSize) and error.is_tls_alert:
+                    raise NodeHasTls(error) from error
+                raise ConnectionAbortedError(f"an invalid response: {error.message}") from error
             if not self._may_hold_more(count, len(room)):
                 return frames
-
-    def _take_frames(self) -> list[memoryview]:
-        frames: list[memoryview] = []
-        try:
-            while (frame := self._frames.next_frame()) is not None:
-                frames.append(frame)
-        except InvalidRequest as error:
-            if isinstance(error, BadFrameSize) and error.is_tls_alert:
-                raise NodeHasTls(error) from error
-            raise ConnectionAbortedError(f"an invalid response: {error.message}") from error
-        return frames
 
     def flush(self) -> None:
         """Write what the socket takes now."""

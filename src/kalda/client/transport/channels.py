@@ -7,9 +7,9 @@ found out by the owner (`Watch`), and host names are resolved by it.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterable
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.errors import ApiError
@@ -44,29 +44,29 @@ class Watch(Protocol):
 
 def monotonic_ms() -> int:
     """The clock of clients."""
-    return int(time.monotonic() * 1000)
+    return monotonic_ns() // 1_000_000
 
 
 class Channels:
     """The sockets of one client, by connection id."""
 
     def __init__(self, driven: Driven, watch: Watch) -> None:
+        self._core = driven.core
         self._driven = driven
         self._watch = watch
         self._security = driven.security
         self._channels: dict[int, Channel | SaslChannel] = {}
-        self._unflushed: dict[int, Channel | SaslChannel] = {}
-        """Connections with bytes that were queued in this turn."""
 
     def carry_out(self) -> None:
         """Carry out all of the core's actions, and those that follow from them."""
-        while actions := self._driven.take_actions():
+        while actions := self._core.take_actions():
+            unflushed: dict[int, Channel | SaslChannel] = {}
             for action in actions:
                 if isinstance(action, Write):
                     channel = self._channels.get(action.connection_id)
                     if channel is not None:
                         channel.write(action.buffers)
-                        self._unflushed[action.connection_id] = channel
+                        unflushed[action.connection_id] = channel
                 elif isinstance(action, Connect):
                     if action.target is None:
                         self._watch.resolve(action)
@@ -75,30 +75,28 @@ class Channels:
                 else:
                     assert isinstance(action, Close)
                     self._drop(action.connection_id)
-            self._flush()
+            for connection_id, channel in unflushed.items():  # one system call each, where that is enough
+                if connection_id in self._channels:
+                    self._flush(connection_id, channel)
 
-    def _flush(self) -> None:
-        """Write what the actions have queued, one system call for each connection where that is enough."""
-        while self._unflushed:
-            connection_id, channel = self._unflushed.popitem()
-            if self._channels.get(connection_id) is not channel:
-                continue
-            try:
-                channel.flush()
-            except OSError as error:
-                self._lose(connection_id, error)
-                continue
-            if channel.has_unwritten:
-                self._watch.watch(connection_id, channel.socket, channel.wants_write)
-            else:
-                self._driven.at(monotonic_ms()).on_written(connection_id)
+    def _flush(self, connection_id: int, channel: Channel | SaslChannel) -> None:
+        """Write what was queued."""
+        try:
+            channel.flush()
+        except OSError as error:
+            self._lose(connection_id, error)
+            return
+        if channel.has_unwritten:
+            self._watch.watch(connection_id, channel.socket, channel.wants_write)
+        else:
+            self._core.connections.on_written(connection_id)
 
     # -- connecting
 
     def on_resolved(self, action: Connect, found: Iterable[tuple[Any, ...]]) -> None:
         """The host's addresses were found, one at least, as `getaddrinfo` lists them."""
         targets = dict.fromkeys((int(family), target) for family, _, _, _, target in found)
-        self._driven.at(monotonic_ms()).on_resolved(action.connection_id, targets)
+        self._core.at(monotonic_ms()).on_resolved(action.connection_id, targets)
 
     def _open(self, action: Connect, target: SocketAddress) -> None:
         """Begin to connect to one of the host's addresses."""
@@ -145,7 +143,7 @@ class Channels:
     def on_failed(self, action: Connect, why: str) -> None:
         """The host has no address, or this one cannot be tried."""
         now_ms = monotonic_ms()
-        self._driven.at(now_ms).on_connect_failed(action.connection_id, why, now_ms)
+        self._core.at(now_ms).on_connect_failed(action.connection_id, why, now_ms)
 
     # -- events
 
@@ -154,7 +152,10 @@ class Channels:
         channel = self._channels.get(connection_id)
         if channel is None:
             return False
-        was_open, was_unwritten, before = channel.is_open, channel.wants_write, channel.socket
+        was_open = channel.is_open
+        may_change = writable or not was_open or self._security is not None
+        """Else frames have come, and nothing is different; with TLS or SASL a read may write, or log in anew."""
+        before, was_unwritten = channel.socket, may_change and channel.wants_write
         frames: list[memoryview] = []
         try:
             if writable:
@@ -164,27 +165,27 @@ class Channels:
         except OSError as error:
             self._lose(connection_id, error)
             return True
-        if channel.socket is not before:  # TLS has taken it over, with the same descriptor
-            self._watch.unwatch(before)
-            self._watch.watch(connection_id, channel.socket, channel.wants_write)
-        elif channel.wants_write != was_unwritten:
-            self._watch.watch(connection_id, channel.socket, channel.wants_write)
         now_ms = monotonic_ms()
-        connections = self._driven.at(now_ms)
-        if channel.is_open and not was_open:
-            if self._security is not None:
-                self._driven.metrics.logins.value += 1
-            connections.on_connected(connection_id, now_ms)
+        connections = self._core.at(now_ms)
+        if may_change:
+            if channel.socket is not before:  # TLS has taken it over, with the same descriptor
+                self._watch.unwatch(before)
+                self._watch.watch(connection_id, channel.socket, channel.wants_write)
+            elif channel.wants_write != was_unwritten:
+                self._watch.watch(connection_id, channel.socket, channel.wants_write)
+            if channel.is_open and not was_open:
+                if self._security is not None:
+                    self._driven.metrics.logins.value += 1
+                connections.on_connected(connection_id, now_ms)
         for frame in frames:
             connections.on_frame(connection_id, frame, now_ms)
-        may_have_written = writable or self._security is not None  # as when a login was renewed by what was read
-        if may_have_written and channel.is_open and not channel.has_unwritten:
+        if may_change and channel.is_open and not channel.has_unwritten:
             connections.on_written(connection_id)
-        return writable or bool(frames) or not was_open
+        return bool(frames) or writable or not was_open
 
     def _lose(self, connection_id: int, error: OSError) -> None:
         now_ms = monotonic_ms()
-        connections = self._driven.at(now_ms)
+        connections = self._core.at(now_ms)
         refusal = getattr(error, "error", None)
         if isinstance(refusal, ApiError):  # of a login or a certificate: no retry mends it
             metrics = self._driven.metrics

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
 from kalda.clientcore.client_core import ClientCore
-from kalda.clientcore.connections.connections import Action, Connections
 
 if TYPE_CHECKING:
     from kalda.network.client.security import ClientSecurity
@@ -44,10 +43,6 @@ class Driven(ABC):
         self.failure: ApiError | None = None
         """Why it has ended, where that is a fault of the program."""
 
-    def at(self, now_ms: int) -> Connections:
-        """The connections, for an event at this time."""
-        return self.core.at(now_ms)
-
     @abstractmethod
     def run(self, now_ms: int) -> None:
         """Do what can be done now."""
@@ -55,10 +50,6 @@ class Driven(ABC):
     @abstractmethod
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due again, after a `run` at `now_ms`, which has done all that was due by then."""
-
-    def take_actions(self) -> list[Action]:
-        """What to do on connections."""
-        return self.core.take_actions()
 
     def finish(self) -> None:  # noqa: B027  # a shell whose calls look themselves has nothing to call
         """Call what is done."""

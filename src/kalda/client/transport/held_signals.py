@@ -38,6 +38,10 @@ class HeldSignals:
         self._held: tuple[int, FrameType | None] | None = None
         self._replaced: dict[int, Handler] = {}
         """The program's handlers, while signals are held."""
+        self._seen: list[Handler | int | None] = []
+        """What the handlers of `_NUMBERS` were at the last `hold`."""
+        self._functions: list[tuple[int, Handler]] = []
+        """Those of them that are functions of Python, with their numbers."""
         self._handler: Handler = self._on_signal
         self._process_id = os.getpid()
 
@@ -46,12 +50,14 @@ class HeldSignals:
         held already."""
         if threading.get_ident() != _main_thread or self._replaced:
             return False
+        seen = list(map(_signal.getsignal, _NUMBERS))
+        if seen != self._seen:
+            self._seen = seen
+            self._functions = [(number, each) for number, each in zip(_NUMBERS, seen, strict=True) if callable(each)]
         try:
-            for number in _NUMBERS:
-                handler = _signal.getsignal(number)
-                if callable(handler):
-                    self._replaced[number] = handler  # before it is replaced: `_on_signal` calls it
-                    _signal.signal(number, self._handler)
+            for number, handler in self._functions:
+                self._replaced[number] = handler  # before it is replaced: `_on_signal` calls it
+                _signal.signal(number, self._handler)
         except BaseException:  # of a handler that was not replaced yet
             self._restore()
             raise

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_MS = 60_000
 NEVER_MS = 2**62
+_READABLE, _WRITABLE = ~select.POLLOUT, ~select.POLLIN
+"""An event of any kind but one: errors are both, as with `selectors`."""
 
 
 class Awaited(Protocol):
@@ -145,7 +147,9 @@ class IoThread(threading.Thread):
         self._wake_is_due = False
         ran_ms = monotonic_ms()
         driven.run(ran_ms)
-        self._carry_out()
+        began_ns = perf_counter_ns()
+        self._channels.carry_out()
+        self._io_ns += perf_counter_ns() - began_ns
         driven.finish()
         if awaited is not None and awaited.is_done:
             self.sleeps_until_ms = 0
@@ -182,8 +186,7 @@ class IoThread(threading.Thread):
         for descriptor, mask in events:
             connection_id = self._watched.get(descriptor)
             if connection_id is not None:
-                # Errors are both, as with `selectors`.
-                if self._channels.on_event(connection_id, mask & ~select.POLLOUT != 0, mask & ~select.POLLIN != 0):
+                if self._channels.on_event(connection_id, mask & _READABLE != 0, mask & _WRITABLE != 0):
                     goes_on = True
                 elif mask & select.POLLNVAL:  # TLS has closed the descriptor, and failed then
                     del self._watched[descriptor]
@@ -191,19 +194,11 @@ class IoThread(threading.Thread):
             elif descriptor == self._wakened.fileno():
                 self._wakened.recv(4096)
                 goes_on = True
-        self._count_io(began_ns, waited_ns)
-        return goes_on
-
-    def _carry_out(self) -> None:
-        began_ns = perf_counter_ns()
-        self._channels.carry_out()
-        self._io_ns += perf_counter_ns() - began_ns
-
-    def _count_io(self, began_ns: int, waited_ns: int) -> None:
-        """A wait for sockets has lasted from the one time to the other, and reading until now."""
-        self._metrics.io_wait_ns.append(waited_ns - began_ns)
-        self._metrics.io_ns.append(self._io_ns + perf_counter_ns() - waited_ns)
+        metrics = self._metrics
+        metrics.io_wait_ns.append(waited_ns - began_ns)
+        metrics.io_ns.append(self._io_ns + perf_counter_ns() - waited_ns)
         self._io_ns = 0
+        return goes_on
 
     # -- what `Channels` needs
 
