@@ -41,10 +41,13 @@ _CLASSES = {
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
     "storage": "kafka.tools.StorageTool",
+    "streams-groups": "org.apache.kafka.tools.streams.StreamsGroupCommand",
     "topics": "org.apache.kafka.tools.TopicCommand",
     "transactional-message-copier": "org.apache.kafka.tools.TransactionalMessageCopier",
     "transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
+
+_CLASSES_OF_4_4 = {"configs": "org.apache.kafka.tools.ConfigCommand"}
 
 
 def kafka_jars(release: str = KAFKA) -> Path | str:
@@ -121,6 +124,11 @@ class SharedClasses:
             self._made.replace(self._archive)
 
 
+def _package_of_exit(jars: Path) -> str:
+    """Where the class is that ends the process of a tool; 4.4 has moved it."""
+    return "org.apache.kafka.common.utils" + (".internals" if release_of(jars) != "4.3" else "")
+
+
 class _Exit:
     """What Kafka's tools call to end their process."""
 
@@ -134,7 +142,7 @@ class _Exit:
             raise RuntimeError(message)
 
     class Java:
-        implements: ClassVar = ["org.apache.kafka.common.utils.Exit$Procedure"]
+        implements: ClassVar[list[str]]
 
 
 class _Hooks:
@@ -147,7 +155,7 @@ class _Hooks:
         self.all.append(hook)
 
     class Java:
-        implements: ClassVar = ["org.apache.kafka.common.utils.Exit$ShutdownHookAdder"]
+        implements: ClassVar[list[str]]
 
 
 class KafkaTools:
@@ -156,6 +164,8 @@ class KafkaTools:
     All run in one JVM, one after the other: to start it and to load Kafka's classes takes longer than a tool."""
 
     def __init__(self, jars: Path) -> None:
+        self._classes = {**_CLASSES, **(_CLASSES_OF_4_4 if release_of(jars) != "4.3" else {})}
+        self._exits = f"{_package_of_exit(jars)}.Exit"
         command = java(jars, "256M", "ERROR")
         port = launch_gateway(
             jarpath=str(next((Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar"))),
@@ -174,7 +184,9 @@ class KafkaTools:
 
     def run(self, tool: str, *arguments: object, stdin: str = "") -> str:
         jvm = self._gateway.jvm
-        exits = jvm.org.apache.kafka.common.utils.Exit
+        _Exit.Java.implements = [f"{self._exits}$Procedure"]
+        _Hooks.Java.implements = [f"{self._exits}$ShutdownHookAdder"]
+        exits = reduce(getattr, self._exits.split("."), jvm)
         end, hooks, output = _Exit(), _Hooks(), jvm.java.io.ByteArrayOutputStream()
         exits.setExitProcedure(end)
         exits.setShutdownHookAdder(hooks)
@@ -186,7 +198,7 @@ class KafkaTools:
         for index, argument in enumerate(arguments):
             given[index] = str(argument)
         try:
-            reduce(getattr, _CLASSES[tool].split("."), jvm).main(given)
+            reduce(getattr, self._classes[tool].split("."), jvm).main(given)
         except Py4JJavaError as error:
             end.code = end.code or 1
             printed.println(str(error))

@@ -101,7 +101,9 @@ class ShareWorld(World):
         self.counted: dict[AcknowledgeType, int] = {}
         self.denied: set[str] = set()
         metadata: Any = SimpleNamespace(
-            topic_name=self.ids.get, topic_by_id=lambda topic_id: None, broker_entries=lambda listener: []
+            topic_name=self.ids.get,
+            topic_by_id=lambda topic_id: SimpleNamespace(partitions={0: SimpleNamespace(has_leader=False)}),
+            broker_entries=lambda listener: [],
         )
         self.is_enabled = True
         self.handlers = ShareHandlers(
@@ -235,7 +237,7 @@ class Member:
             self.epoch += 1
         if isinstance(reply, Pending):
             return reply
-        return ErrorCode(reply.responses[0].partitions[0].error_code).name
+        return ErrorCode(reply.responses[0].partitions[0].error_code).name if reply.responses else "nothing"
 
 
 def acquired(world: ShareWorld, response: Any) -> dict[str, list[tuple[int, int, int]]]:

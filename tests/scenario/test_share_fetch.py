@@ -8,7 +8,7 @@ import pytest
 from data_path_world import SELF, Assigned
 from share_world import Member, ShareWorld, acquired, errors
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.share_states import AcknowledgeType
@@ -40,6 +40,7 @@ def world() -> ShareWorld:
 def failure(call: Any) -> str:
     with pytest.raises(ApiError) as caught:
         call()
+    assert not isinstance(caught.value, InvalidRequest), "it would close the connection, and end its sessions"
     return caught.value.code.name
 
 
@@ -308,7 +309,7 @@ def test_refused_acknowledgements_are_named_with_their_partition(world: ShareWor
     assert member.acknowledge("a", (9, 5, ACCEPT)) == "INVALID_REQUEST"
     assert member.acknowledge("a", (5, 7, ACCEPT), (6, 9, ACCEPT)) == "INVALID_REQUEST"
     assert member.acknowledge("a", (5, 9, RENEW)) == "INVALID_REQUEST", "the request does not say that it renews"
-    assert member.acknowledge("a") == "NONE"
+    assert member.acknowledge("a") == "nothing"
     assert member.acknowledge("never-made", (0, 0, ACCEPT)) == "UNKNOWN_TOPIC_ID"
 
 

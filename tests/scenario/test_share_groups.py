@@ -211,6 +211,7 @@ def test_forged_heartbeats_are_refused(world: World) -> None:
     assert ShareMember(world).beat() == "INVALID_REQUEST", "the first one names topics"
     assert ShareMember(world).beat("orders", epoch=-2) == "INVALID_REQUEST"
     assert ShareMember(world, "").beat("orders") == "INVALID_REQUEST"
+    assert ShareMember(world, "m" * 37).beat("orders") == "INVALID_REQUEST"
     assert ShareMember(world, group=" ").beat("orders") == "INVALID_REQUEST"
     assert ShareMember(world).beat("orders", rack_id="") == "INVALID_REQUEST"
     assert ShareMember(world).beat(epoch=5) == "GROUP_ID_NOT_FOUND"

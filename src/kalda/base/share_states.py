@@ -10,6 +10,8 @@ from kalda.base.ids import Uuid, uuid_to_text
 
 NO_OFFSET = -1
 """The start offset of a share partition that was initialized and never read."""
+MAX_MEMBER_ID = 36
+"""Characters of the id of a member of a share group."""
 
 
 class SharePartitionKey(NamedTuple):

@@ -18,7 +18,7 @@ from kalda.base.configs.definition import parse_duration_ms
 from kalda.base.configs.group import GROUP
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 from kalda.base.sensors import SensorName, counted
@@ -199,7 +199,9 @@ class ShareHandlers:
         if epoch != INITIAL_EPOCH:
             return self._sessions.advance(group_id, member_id, epoch)
         if acknowledges:
-            raise InvalidRequest("The first request of a share session has nothing to acknowledge.")
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, "The first request of a share session has nothing to acknowledge."
+            )
         return self._sessions.begin(group_id, member_id, context.connection.id)
 
     def _idle(self, error: ApiError, max_wait_ms: int) -> Pending[ShareFetchResponse]:
@@ -289,7 +291,8 @@ class ShareHandlers:
                 if name in refused:
                     raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 if not acknowledgements:
-                    outcome.complete(None)
+                    self._check_exists(partition)
+                    outcomes.pop()  # Kafka answers nothing to nothing
                     continue
                 share = self._held(SharePartitionKey(session.group_id, *partition), name)
             except ApiError as error:
@@ -300,6 +303,11 @@ class ShareHandlers:
             if outcome.error is None:
                 self._count_all(acknowledgements)
         return outcomes
+
+    def _check_exists(self, partition: TopicIdPartition) -> None:
+        found = self._metadata.topic_by_id(partition.topic_id)
+        if found is None or partition.number not in found.partitions:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def _held(self, key: SharePartitionKey, name: str) -> SharePartition:
         """The share partition whose records a member may have."""
@@ -373,14 +381,16 @@ def _check_fetches_nothing(request: ShareFetchRequest) -> None:
     fields = ("max_bytes", "min_bytes", "max_records", "max_wait_ms")
     wrong = [name for name in fields if getattr(request, name)]
     if wrong:
-        raise InvalidRequest(f"A request that renews locks fetches nothing: {', '.join(wrong)} must be 0.")
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, f"A request that renews locks fetches nothing: {', '.join(wrong)} must be 0."
+        )
 
 
 def _mode(request: ShareFetchRequest) -> AcquireMode:
     try:
         return AcquireMode(request.share_acquire_mode)
     except ValueError:
-        raise InvalidRequest(f"{request.share_acquire_mode} is no share acquire mode.") from None
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{request.share_acquire_mode} is no share acquire mode.") from None
 
 
 def _named(request: ShareFetchRequest) -> list[TopicIdPartition]:
@@ -413,18 +423,22 @@ def _acknowledged(
 
 
 def _check_acknowledgements(acknowledgements: Sequence[Acknowledgement], *, renews: bool) -> None:
-    """Raises `InvalidRequest` where they overlap, or their types do not fit. `renews`: whether RENEW is among these."""
+    """Raises INVALID_REQUEST where they overlap, or their types do not fit. `renews`: whether RENEW is among these."""
     last_before = -1
     for first, last, types in acknowledgements:
         if not last_before <= first <= last:
-            raise InvalidRequest(f"The offsets {first} to {last} are no range behind offset {last_before}.")
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"The offsets {first} to {last} are no range behind offset {last_before}."
+            )
         if not types or (len(types) > 1 and last - first + 1 != len(types)):
-            raise InvalidRequest(f"{len(types)} types do not fit the offsets {first} to {last}.")
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{len(types)} types do not fit the offsets {first} to {last}.")
         for each in types:
             if not AcknowledgeType.GAP <= each <= AcknowledgeType.RENEW or (
                 each == AcknowledgeType.RENEW and not renews
             ):
-                raise InvalidRequest(f"The acknowledge type {each} is not allowed in this request.")
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"The acknowledge type {each} is not allowed in this request."
+                )
         last_before = last
 
 

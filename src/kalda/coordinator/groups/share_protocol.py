@@ -21,10 +21,10 @@ from kalda.assignors.server_assignor import (
 )
 from kalda.assignors.simple_assignor import SimpleAssignor
 from kalda.base.background import Steps
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.share_states import NO_OFFSET, SharePartitionKey
+from kalda.base.share_states import MAX_MEMBER_ID, NO_OFFSET, SharePartitionKey
 from kalda.base.stats import Meter
 from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
@@ -300,17 +300,19 @@ class _ShareAssigner:
 
 
 def check_heartbeat(request: ShareGroupHeartbeatRequest) -> None:
-    """Raises `InvalidRequest`."""
+    """Raises INVALID_REQUEST."""
     if not request.member_id.strip():
-        raise InvalidRequest("MemberId can't be empty.")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
+    if len(request.member_id) > MAX_MEMBER_ID:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"MemberId can't be longer than {MAX_MEMBER_ID} characters.")
     if not request.group_id.strip():
-        raise InvalidRequest("GroupId can't be empty.")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     if request.rack_id is not None and not request.rack_id.strip():
-        raise InvalidRequest("RackId can't be empty.")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "RackId can't be empty.")
     if request.member_epoch == JOINING_EPOCH and not request.subscribed_topic_names:
-        raise InvalidRequest("SubscribedTopicNames must be set in first request.")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "SubscribedTopicNames must be set in first request.")
     if request.member_epoch < LEAVING_EPOCH:
-        raise InvalidRequest("MemberEpoch is invalid.")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "MemberEpoch is invalid.")
 
 
 def _updated(member: ShareMember, caller: Caller, request: ShareGroupHeartbeatRequest) -> ShareMember:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.background import Steps
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey, StateBatch, StateWrite
@@ -286,7 +286,7 @@ class ShareShard:
 
     def _check_number(self, key: SharePartitionKey) -> None:
         if key.partition < 0:
-            raise InvalidRequest("The partition id cannot be a negative number.")
+            raise ApiError(ErrorCode.INVALID_REQUEST, "The partition id cannot be a negative number.")
 
     def _check_exists(self, key: SharePartitionKey) -> None:
         if not self._has_partition(key.topic_id, key.partition):
@@ -303,7 +303,9 @@ class ShareShard:
     def _initialized(self, key: SharePartitionKey, operation: str) -> ShareState:
         held = self.states.get(key)
         if held is None:
-            raise InvalidRequest(f"{operation} operation on uninitialized share partition not allowed.")
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"{operation} operation on uninitialized share partition not allowed."
+            )
         return held
 
     # -- timers --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
 from kalda.base.share_states import (
@@ -366,7 +366,9 @@ class SharePartition:
         if not in_flight.runs:
             raise ApiError(ErrorCode.INVALID_RECORD_STATE, f"the records {first} to {last} are not acquired")
         if last >= in_flight.end:
-            raise InvalidRequest(f"the record {last} was never delivered, the last one is {in_flight.end - 1}")
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"the record {last} was never delivered, the last one is {in_flight.end - 1}"
+            )
         first = max(first, in_flight.start)
         if kind is AcknowledgeType.RENEW and not settings.renew_enabled:
             raise ApiError(ErrorCode.INVALID_RECORD_STATE, "renewing acquisition locks is not enabled for the group")
@@ -628,12 +630,12 @@ def _joined(batches: list[StateBatch]) -> list[StateBatch]:
 
 
 def _ranges(acknowledgement: Acknowledgement) -> list[tuple[int, int, AcknowledgeType]]:
-    """Ranges of records with one type each. Raises `InvalidRequest`."""
+    """Ranges of records with one type each. Raises INVALID_REQUEST."""
     first, last, types = acknowledgement
     try:
         kinds = [AcknowledgeType(each) for each in types]
     except ValueError:
-        raise InvalidRequest(f"Invalid acknowledge type: {list(types)[:20]}") from None
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Invalid acknowledge type: {list(types)[:20]}") from None
     if len(kinds) == 1:
         return [(first, last, kinds[0])]
     ranges: list[tuple[int, int, AcknowledgeType]] = []

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
+from kalda.base.share_states import MAX_MEMBER_ID
 from kalda.protocol.naming import MAX_ELEMENTS_SENT
 
 INITIAL_EPOCH = 0
@@ -131,12 +132,9 @@ class ShareSessions:
 
 
 def check_member(group_id: str | None, member_id: str | None) -> tuple[str, str]:
-    """Group and member of a request. Raises `InvalidRequest` where either is missing."""
+    """Group and member of a request. Raises INVALID_REQUEST where either is missing."""
     if group_id is None:
-        raise InvalidRequest("Invalid group id in the request.")
-    if not member_id or len(member_id) > _MAX_MEMBER_ID:
-        raise InvalidRequest("Invalid member id in the request.")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Invalid group id in the request.")
+    if not member_id or len(member_id) > MAX_MEMBER_ID:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Invalid member id in the request.")
     return group_id, member_id
-
-
-_MAX_MEMBER_ID = 36
