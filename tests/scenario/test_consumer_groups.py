@@ -485,7 +485,23 @@ class Greedy:
         return {member_id: {topic_id: frozenset({0}) for topic_id in spec.topics} for member_id in spec.members}
 
 
-@pytest.mark.parametrize("assignor", [Failing(), Greedy()])
+class Faulty:
+    name = "faulty"
+
+    def assign(self, spec: GroupSpec) -> Steps[TargetAssignment]:
+        yield from ()
+        raise TypeError("a mistake")
+
+
+class Strange:
+    name = "strange"
+
+    def assign(self, spec: GroupSpec) -> Any:
+        yield from ()
+        return {member_id: dict.fromkeys(spec.topics, "all") for member_id in spec.members}
+
+
+@pytest.mark.parametrize("assignor", [Failing(), Greedy(), Faulty(), Strange()])
 def test_an_assignor_that_fails_breaks_nothing(assignor: Any) -> None:
     world = world_of()
     a, b = Member(world, "a", "t"), Member(world, "b", "t", assignor=assignor.name)
@@ -499,6 +515,20 @@ def test_an_assignor_that_fails_breaks_nothing(assignor: Any) -> None:
     world.assignors[assignor.name] = EvenAssignor()
     settle(world, b, c)
     assert (len(b.numbers), len(c.numbers)) == (2, 2)
+
+
+def test_an_assignor_that_fails_in_the_background_is_logged_and_called_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kalda.coordinator.groups.consumer_protocol._SMALL", 0)
+    world = world_of()
+    member = Member(world, "a", "t", assignor="faulty")
+    world.assignors["faulty"] = Faulty()
+    assert (member.beat(), member.beat()) == ("NONE", "NONE")
+    assert "the target assignment failed: TypeError: a mistake" in caplog.text
+    world.assignors["faulty"] = EvenAssignor()
+    settle(world, member)
+    assert member.numbers == [0, 1, 2, 3]
 
 
 def test_a_heartbeat_whose_write_fails_is_sent_again() -> None:

@@ -168,7 +168,7 @@ class KindProtocol(ABC, Generic[G]):
             run_to_end(steps)
         except AssignorError as error:
             message = f"Failed to compute a new target assignment for epoch {epochs.group}: {error}"
-            log.error("group %s: %s", group.group_id, message)
+            log.error("group %s: %s", group.group_id, message, exc_info=error.__cause__)
             raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, message) from error
         return True
 
@@ -182,15 +182,24 @@ class KindProtocol(ABC, Generic[G]):
                     return
                 yield
         except (AssignorError, ApiError) as error:
-            log.error("group %s: the target assignment failed: %s", group.group_id, error)
+            log.error("group %s: the target assignment failed: %s", group.group_id, error, exc_info=error.__cause__)
         finally:
             group.is_computing = False
+
+    def _target(self, group: G) -> Steps[tuple[Mapping[str, Any], str]]:
+        """Raises `AssignorError`, whatever the assignor raises: it may be a user's."""
+        try:
+            return (yield from self._assigner.target(group))
+        except AssignorError:
+            raise
+        except Exception as error:
+            raise AssignorError(f"{type(error).__name__}: {error}") from error
 
     def _assign(self, group: G) -> Steps[None]:
         """Nothing more is written once the group is another's. Raises `AssignorError`, and `ApiError` of the write."""
         epoch = group.epochs.group
         instance_of = {member.member_id: member.instance_id for member in group.members.values()}
-        target, assignor = yield from self._assigner.target(group)
+        target, assignor = yield from self._target(group)
         for member_id, assigned in target.items():
             if _size(assigned) > MAX_ASSIGNED:
                 raise AssignorError(
