@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,23 @@ def test_a_damaged_quorum_state(lone: LoneNode) -> None:
     lone.stop()
     (lone.home / "data/__cluster_metadata-0/quorum-state").write_text("{nonsense")
     refused(lone, r"ERROR .*quorum-state")
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty segment"])
+def test_an_only_controller_whose_metadata_log_is_lost_leaves_the_logs_of_partitions(lone: LoneNode, left: str) -> None:
+    """It would begin an empty cluster, and set them aside."""
+    lone.format()
+    metadata, data = lone.home / "data/__cluster_metadata-0", lone.home / "data/orders-0"
+    data.mkdir()
+    if left != "nothing":
+        metadata.mkdir(exist_ok=True)
+        for path in metadata.iterdir():
+            path.unlink()
+        (metadata / f"{0:020}.log").touch()
+    else:
+        shutil.rmtree(metadata, ignore_errors=True)
+    refused(lone, r"ERROR .*__cluster_metadata-0 is missing or empty.* orders-0 .*backup")
+    assert data.is_dir()
 
 
 def test_a_damaged_snapshot(lone: LoneNode) -> None:

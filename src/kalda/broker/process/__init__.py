@@ -2,6 +2,7 @@
 
 - `node`: one process: its parts and the order of its start; its stop
 - `node_parts`: what every part is made with: identity, clocks, threads, directory locks, quotas, authorizer, security
+- `lost_metadata`: an only controller without its metadata log does not start beside the logs of partitions
 - `closing`: the order in which parts are closed
 - `publishers`: what receives each image of the metadata, in which order
 - `listeners`: the bound listeners of a node, and requests that arrive before the node can answer them

@@ -21,6 +21,7 @@ from kalda.base.ids import Uuid
 from kalda.base.sensors import Sensors
 from kalda.broker.process.closing import Closing, Part
 from kalda.broker.process.disk import absolute_dir
+from kalda.broker.process.lost_metadata import refuse_lost_metadata
 from kalda.broker.process.shell import Host, JobPool, LoopTimers
 from kalda.broker.process.watchdog import Watchdog
 from kalda.broker.requests.quotas import NodeQuotas
@@ -186,6 +187,7 @@ def _identity(config: ServerConfig, host: Host, locks: DirLocks) -> MetaProperti
     )
     ensemble.verify_for_start(config.node_id)
     locks.take(ensemble.properties)
+    refuse_lost_metadata(host.disk, config, ensemble.properties)
     ensemble = ensemble.complete(host.disk, config.node_id, host.new_uuid, host.clock.wall_ms())
     locks.take(ensemble.properties)
     return ensemble
