@@ -18,7 +18,7 @@ from kalda import Consumer, Producer
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer import columns
 from kalda.client.consumer.consumer_calls import ListenerCalls
-from kalda.client.producer import producer_io
+from kalda.client.producer import producer as producer_module
 from kalda.client.producer.delivery import DeliveryFuture
 from kalda.client.transport.held_signals import HeldSignals
 from kalda.clientcore.consumer import ConsumerCore
@@ -181,7 +181,7 @@ def test_a_handler_that_is_set_meanwhile_stays(program: list[int]) -> None:
 @pytest.fixture
 def producer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
     """Its own thread takes a turn 0.2 s after the last wait of a thread."""
-    monkeypatch.setattr(producer_io, "_GRACE_S", 0.2)
+    monkeypatch.setattr(producer_module, "_GRACE_S", 0.2)
     with (
         AcknowledgingBroker() as broker,
         Producer(bootstrap_servers=broker.address, linger_ms=0, enable_idempotence=False) as made,
@@ -393,7 +393,7 @@ def test_a_producer_is_collected_while_its_lock_is_held() -> None:
 def test_a_consumer_is_collected_while_its_lock_is_held() -> None:
     with AcknowledgingBroker() as broker:
         consumer = [Consumer(bootstrap_servers=broker.address)]
-        io = consumer[0]._io
-        assert _collected_under(io._resume._cond, consumer)  # type: ignore[attr-defined]
+        io, lock = consumer[0]._io, consumer[0]._driven.lock
+        assert _collected_under(lock, consumer)
         io.join(TIMEOUT_S)
         assert not io.is_alive()

@@ -13,11 +13,11 @@ from unittest.mock import Mock
 import pytest
 
 from kalda.base.errors import ApiError
-from kalda.client.producer.producer_io import ProducerIo
 from kalda.client.transport import io_thread
 from kalda.client.transport.channels import Channels
 from kalda.client.transport.io_loop import IoLoop
 from kalda.client.transport.io_thread import IoThread
+from kalda.client.transport.shared_io import SharedIo
 from kalda.clientcore.connections.client_metrics import ClientMetrics
 from kalda.clientcore.connections.connections import Action
 
@@ -207,7 +207,7 @@ class CountedLock:
 
 def test_a_producers_thread_pauses_once_for_a_wait_that_lasts() -> None:
     driven = UntilStopped()
-    io = ProducerIo("test", driven)
+    io = SharedIo("test", driven, 0.002)
     resume: Any = CountedLock(io._resume)
     io._resume = resume
     awaited = SimpleNamespace(is_done=False)

@@ -68,7 +68,6 @@ class Admin(BlockingFace):
         self._driven.core.push_metrics(self._host.wall_ms)
         self._io = IoThread(f"kafka-admin-client-thread | {self._driven.client_id}", self._driven)
         self._starting = threading.Lock()
-        self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._driven, self._io)
 
     def __enter__(self) -> Admin:
@@ -82,7 +81,7 @@ class Admin(BlockingFace):
     def close(self) -> None:
         """Close the connections; calls that run fail. May be called more than once."""
         self._finalizer()
-        if self._pid == os.getpid() and self._io.ident is not None:
+        if self._io.ident is not None and not self._io.was_forked:
             self._io.join()
 
     @property
@@ -100,7 +99,7 @@ class Admin(BlockingFace):
         return self._io
 
     def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
-        if self._pid != os.getpid():
+        if self._io.was_forked:
             raise WrongState("the admin client belongs to the parent process: make one after the fork")
         operation = Operation(what, self._now_ms() + self._operations.total_ms(timeout))
         done = threading.Event()

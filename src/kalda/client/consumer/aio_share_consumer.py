@@ -114,6 +114,3 @@ class ShareConsumer(ShareCalls[K, V], AioShell):
 
     def _next_records(self) -> None:
         return None
-
-    def _let_run(self) -> None:
-        self._changed()

@@ -60,6 +60,9 @@ class AioShell(CommonCalls, AioFace):
         if self._io is not None:
             self._io.wake()
 
+    def _let_run(self) -> None:
+        self._changed()
+
     def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
         self._core.raise_error()
         return take()
@@ -94,7 +97,7 @@ class AioShell(CommonCalls, AioFace):
         try:
             wait = next(steps)
             while True:
-                wait = steps.send(await self._run_until(wait.is_done, wait.due_ms))
+                wait = steps.send(await self._run_until(wait.has_come, wait.due_ms))
         except StopIteration as end:
             return end.value
         finally:

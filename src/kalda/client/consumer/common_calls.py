@@ -87,8 +87,13 @@ class ConsumerDriven(Driven):
 class Wait(NamedTuple):
     """What a call waits for."""
 
-    is_done: Callable[[], bool]
+    has_come: Callable[[], bool]
     due_ms: int
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come."""
+        return self.has_come()
 
 
 Steps: typing.TypeAlias = Generator[Wait, bool, Any]
@@ -130,6 +135,10 @@ class CommonCalls(ClientFace):
     @abstractmethod
     def _changed(self) -> None:
         """The I/O has something to do."""
+
+    @abstractmethod
+    def _let_run(self) -> None:
+        """Polls that find records do not wait: heartbeats and acknowledgements are sent all the same."""
 
     def metrics(self) -> dict[str, Any]:
         with self._lock:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
-from kalda.client.consumer.common_calls import K, V
+from kalda.client.consumer.common_calls import K, V, Wait
 from kalda.client.consumer.consumer_calls import (
     ConsumerCalls,
     Offset,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-_TURN_EVERY_MS = 5
-"""How long polls are served from the buffers alone, without a turn of the loop."""
 _FOREVER_S = 3600.0 * 24 * 365
 
 
@@ -124,6 +122,7 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
         core, driven, io = self._core, self._driven, self._io
         now_ms = monotonic_ms()
         due_ms = now_ms + int((_FOREVER_S if timeout is None else timeout) * 1000)
+        news = Wait(self._has_news, due_ms)
         require_subscription(core.subscription.kind)
         with driven.lock:
             driven.polling += 1
@@ -131,14 +130,13 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
             self._begin_poll(now_ms)
             if core.is_rebalancing:
                 io.wake()  # the background thread may be waiting for sockets: what the poll has begun is sent now
-            if now_ms - io.last_turn_ms >= _TURN_EVERY_MS:
-                io.turn_at_once()
+            self._let_run()
             while True:
                 self._raise_if_woken()
                 self._call_listener()
                 if taken := self._take(take):
                     return taken
-                if not io.run_until(self._has_news, due_ms) and not self._has_news():
+                if not self._run_until(news):
                     return []
                 self._check_open()
         finally:
@@ -152,7 +150,7 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
 
     def _on_taken(self) -> None:
         if self._core.fetcher.has_room:
-            self._io.turn_at_once()  # the next Fetch is on its way while the application works
+            self._turn_at_once()  # the next Fetch is on its way while the application works
 
     def _give_back(self, taken: list[Any]) -> None:
         self._core.put_back(first_offsets(taken))  # it is fetched again
@@ -210,7 +208,7 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
             operation = Operation("the commit", self._due_ms(timeout))
             operation.on_done = lambda done: self._on_committed(done, on_done)
             core.commit(self.positions() if chosen is None else chosen, operation, repeats=False)
-        self._io.turn_at_once()
+        self._turn_at_once()
 
     def _on_committed(self, operation: Operation, on_done: Callable[[Any, Any], None] | None) -> None:
         if operation.error is None:
@@ -218,7 +216,10 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
         elif on_done is None:
             log.warning("a commit has failed: %s", operation.error)
         if on_done is not None:
-            on_done(operation.result, operation.error)
+            try:
+                on_done(operation.result, operation.error)
+            except Exception:
+                log.exception("a commit's on_done failed")
 
     def committed(
         self, *partitions: Partition, timeout: float | None = None
@@ -290,7 +291,7 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
         self._close(timeout, leave_group, processed=True)
 
     def _close(self, timeout: float | None, leave_group: bool | None, *, processed: bool) -> None:
-        if self._is_closed or self._driven.was_forked:
+        if self._is_closed or self._io.was_forked:
             self._is_closed = True
             return
         due_ms = monotonic_ms() + int((30.0 if timeout is None else timeout) * 1000)
@@ -302,7 +303,7 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
             finally:  # what the listener raises is raised when the member has left
                 if not self._is_closed:  # by the listener
                     self._drive(self._leave_steps(leave_group, due_ms))
-                    self._io.turn_at_once()
+                    self._turn_at_once()
                     self._drive(self._push_last_metrics(due_ms))
         finally:
             self._is_closed = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
@@ -157,10 +156,6 @@ class ShareCalls(CommonCalls, Generic[K, V]):
                 callback(offsets, error)
         finally:
             self._calling = None
-
-    @abstractmethod
-    def _let_run(self) -> None:
-        """Polls that find records do not wait: heartbeats and acknowledgements are sent all the same."""
 
     def _poll_steps(self, due_ms: int, take: Callable[[], list[Any]]) -> Steps:
         self._require_usable()

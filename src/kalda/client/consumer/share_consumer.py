@@ -19,15 +19,10 @@ from kalda.base.ids import TopicPartition
 from kalda.client.consumer.blocking_shell import BlockingShell
 from kalda.client.consumer.common_calls import K, V
 from kalda.client.consumer.share_calls import ShareCalls
-from kalda.client.transport.channels import monotonic_ms
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-_TURN_EVERY_MS = 5
-"""How long polls are served from the buffers alone, without a turn of the loop."""
 
 
 class ShareConsumer(ShareCalls[K, V], BlockingShell):
@@ -90,7 +85,7 @@ class ShareConsumer(ShareCalls[K, V], BlockingShell):
 
         In implicit mode the records of the last poll are released, as by Kafka's share consumer: call `commit_sync`
         before, where they were processed."""
-        if self._is_closed or self._driven.was_forked:
+        if self._is_closed or self._io.was_forked:
             self._is_closed = True
             return
         try:
@@ -102,10 +97,6 @@ class ShareConsumer(ShareCalls[K, V], BlockingShell):
             self._stop()
 
     # -- inside
-
-    def _let_run(self) -> None:
-        if monotonic_ms() - self._io.last_turn_ms >= _TURN_EVERY_MS:
-            self._io.turn_at_once()
 
     def _give_back(self, taken: list[Any]) -> None:
         del taken

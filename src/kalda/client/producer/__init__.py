@@ -3,5 +3,4 @@
 - `producer`, `aio_producer`: blocking, and for asyncio
 - `producer_calls`: what both have in common: metrics, and why a record cannot be sent
 - `delivery`: futures of records, and the calls when batches are done
-- `producer_io`: the blocking producer's I/O, on its own thread or on one that waits for a record
 """

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import CallTimeout, WrongState
+from kalda.client.transport.channels import monotonic_ms
 from kalda.clientcore.producing.outbound_record import OnDelivery, Outgoing
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.clientcore.producing.producer_errors import made_by_parent
 from kalda.records.appending import Ticket
 
 if TYPE_CHECKING:
-    from kalda.client.producer.producer_io import ProducerIo
+    from kalda.client.transport.shared_io import SharedIo
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -74,7 +75,7 @@ class DeliveryFuture(Ticket):
 class TableFuture:
     """Where the rows of a table are, when all of them are acknowledged."""
 
-    def __init__(self, batches: Sequence[ProducerBatch], io: ProducerIo) -> None:
+    def __init__(self, batches: Sequence[ProducerBatch], io: SharedIo) -> None:
         self._batches = batches
         self._io = io
 
@@ -137,10 +138,10 @@ def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
     """Wait until the batch is done. False after `timeout` seconds."""
     if batch.is_done:
         return True
-    io: ProducerIo | None = batch.io
+    io: SharedIo | None = batch.io
     if io is None:
         return _wait_for_others(batch, timeout)
-    if io.run_until(batch, timeout):
+    if io.run_until(batch, None if timeout is None else monotonic_ms() + int(timeout * 1000)):
         return _is_done(batch)
     if io.was_forked:
         raise made_by_parent()

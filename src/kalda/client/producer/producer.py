@@ -34,10 +34,10 @@ from kalda.base.errors import ApiError, CallTimeout, WrongState
 from kalda.base.new_tuple import new_tuple
 from kalda.client.producer.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
-from kalda.client.producer.producer_io import ProducerIo
 from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.faces import BlockingFace
+from kalda.client.transport.shared_io import SharedIo
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.accumulator import TopicState
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 5.0
+_GRACE_S = 0.002
 _numbers = itertools.count(1)
 _open: weakref.WeakSet[_Driven] = weakref.WeakSet()
 
@@ -67,7 +68,7 @@ class _Driven(ProducerDriven):
         super().__init__(core, outgoing)
         self.changed = threading.Condition()
         """Notified where the metadata has changed, and at the end."""
-        self.thread: ProducerIo
+        self.thread: SharedIo
         self.appenders: dict[str, appending.TopicAppender] = {}
         """The topics to which `send` appends without a detour; empty where every record needs one."""
         self.is_abandoned = False
@@ -88,6 +89,11 @@ class _Driven(ProducerDriven):
         self.unacknowledged = sum(batch.count for batch in list(self.core.accumulator.incomplete))
         super().on_end(error)
 
+    def on_fork(self) -> None:
+        super().on_fork()
+        self.appenders.clear()
+        _open.discard(self)
+
     def _deliver(self, batch: ProducerBatch) -> None:
         deliver(batch, self.outgoing)
 
@@ -103,7 +109,6 @@ class _Driven(ProducerDriven):
         self.thread.wake()
         if self.thread.is_current:
             return
-        self.thread.begin_waiting()
         try:
             self.thread.join(timeout)
         finally:
@@ -111,7 +116,6 @@ class _Driven(ProducerDriven):
                 self.is_forced = True
                 self.thread.wake()
                 self.thread.join()
-            self.thread.end_waiting()
         _open.discard(self)
 
     def _begin_closing(self) -> None:
@@ -155,7 +159,7 @@ class Producer(ProducerCalls, BlockingFace):
         self._core = core
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
-        driven.thread = self._thread = ProducerIo(f"kafka-producer-network-thread | {client_id}", driven)
+        driven.thread = self._thread = SharedIo(f"kafka-producer-network-thread | {client_id}", driven, _GRACE_S)
         core.accumulator.io = self._thread
         self._thread.start()
         _open.add(driven)
@@ -548,13 +552,4 @@ def _close_all() -> None:
             log.warning("%s not acknowledged at the interpreter's end: close the producer before", what)
 
 
-def _after_fork() -> None:
-    """In the child: the parent's producers have no thread here, and their sockets are the parent's."""
-    for driven in list(_open):
-        driven.thread.was_forked = driven.thread.has_ended = True
-        driven.appenders.clear()
-    _open.clear()
-
-
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork)

@@ -58,6 +58,10 @@ class Driven(ABC):
         """Whether this client ends now."""
         return self.is_ending
 
+    def on_fork(self) -> None:
+        """This is a forked child: the client is the parent's."""
+        self.is_ending = True
+
     @abstractmethod
     def on_end(self, error: ApiError | None) -> None:
         """This client ends; `error`: by a fault of the program."""

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import threading
+import weakref
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.transport.channels import Channels, monotonic_ms
@@ -30,14 +32,12 @@ from kalda.client.transport.driven import Driven
 from kalda.client.transport.held_signals import HeldSignals
 from kalda.clientcore.connections.connections import Connect
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_MS = 60_000
 NEVER_MS = 2**62
 _READABLE, _WRITABLE = ~select.POLLOUT, ~select.POLLIN
 """An event of any kind but one: errors are both, as with `selectors`."""
+_made: weakref.WeakSet[IoThread] = weakref.WeakSet()
 
 
 class Awaited(Protocol):
@@ -78,6 +78,13 @@ class IoThread(threading.Thread):
         """For threads of the application that run turns."""
         self.sleeps_until_ms = 0
         """When the thread goes on by itself. While it runs this is never: its turn may not see a change."""
+        self.last_turn_ms = 0
+        """When the last turn began."""
+        self.was_forked = False
+        """The thread is one of the process from which this one was forked."""
+        self.has_ended = False
+        """The thread has ended, or `was_forked`."""
+        _made.add(self)
 
     def wake(self) -> None:
         """Make the thread go on now. From any thread.
@@ -120,6 +127,10 @@ class IoThread(threading.Thread):
         while not self._driven.is_over():
             self._turn()
 
+    def on_fork(self) -> None:
+        """In a forked child: the client cannot be used here."""
+        self._driven.on_fork()
+
     def end_unstarted(self) -> None:
         """The end of a thread that was never started."""
         self._end(None)
@@ -129,6 +140,7 @@ class IoThread(threading.Thread):
             self._driven.on_end(failure)
             self._driven.finish()
         finally:
+            self.has_ended = True
             self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -145,7 +157,7 @@ class IoThread(threading.Thread):
         self.sleeps_until_ms = NEVER_MS
         self._turns += 1
         self._wake_is_due = False
-        ran_ms = monotonic_ms()
+        self.last_turn_ms = ran_ms = monotonic_ms()
         driven.run(ran_ms)
         began_ns = perf_counter_ns()
         self._channels.carry_out()
@@ -227,3 +239,13 @@ class IoThread(threading.Thread):
     def log_in(self, connection_id: int, host: str) -> bool:
         """The thread waits for a login."""
         return False
+
+
+def _after_fork() -> None:
+    """In the child: the parent's clients have no thread here, and their sockets are the parent's."""
+    for thread in list(_made):
+        thread.was_forked = thread.has_ended = True
+        thread.on_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

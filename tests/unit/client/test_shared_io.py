@@ -1,4 +1,4 @@
-"""Turns of a blocking producer: of its own thread, or of a thread that waits for a record."""
+"""Turns of a blocking client: of its own thread, or of a thread that waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from scripted_broker import ScriptedBroker, TransactionalBroker
 
-from kalda import Producer
+from kalda import Consumer, Producer
 from kalda.base.errors import ApiError
-from kalda.client.producer import producer_io
+from kalda.client.consumer import blocking_shell
+from kalda.client.producer import producer as producer_module
+from kalda.clientcore.consuming.consumer_errors import Wakeup
 from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
@@ -102,7 +104,7 @@ def test_a_wait_for_a_topic_does_not_wait_for_the_pause_behind_a_record(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.topics["other"] = [1]
-    monkeypatch.setattr(producer_io, *LONG_GRACE)
+    monkeypatch.setattr(producer_module, *LONG_GRACE)
     keys = {"linger_ms": 0, "enable_idempotence": False, "max_block_ms": 1_000 * TIMEOUT_S}
     with Producer(bootstrap_servers=broker.address, **keys) as made:
         made.send("t", b"v").result(TIMEOUT_S)
@@ -113,7 +115,7 @@ def test_a_wait_for_a_topic_does_not_wait_for_the_pause_behind_a_record(
 def test_a_wait_for_memory_does_not_wait_for_the_pause_behind_a_record(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_io, *LONG_GRACE)
+    monkeypatch.setattr(producer_module, *LONG_GRACE)
     keys = {"batch_size": 1_000, "buffer_memory": 2_000, "max_request_size": 2_000, "enable_idempotence": False}
     with Producer(bootstrap_servers=broker.address, max_block_ms=1_000 * TIMEOUT_S, **keys) as made:
         made.send("t", b"v").result(TIMEOUT_S)
@@ -122,7 +124,7 @@ def test_a_wait_for_memory_does_not_wait_for_the_pause_behind_a_record(
 
 
 def test_a_commit_does_not_wait_for_the_pause_behind_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_io, *LONG_GRACE)
+    monkeypatch.setattr(producer_module, *LONG_GRACE)
     keys = {"transactional_id": "x", "linger_ms": 0, "max_block_ms": 1_000 * TIMEOUT_S}
     with TransactionalBroker() as broker, Producer(bootstrap_servers=broker.address, **keys) as made:
         made.init_transactions()
@@ -313,3 +315,76 @@ def test_a_turn_that_fails_on_a_thread_that_waits_ends_the_producer(broker: Brok
         future.result(TIMEOUT_S)
     with pytest.raises(ApiError, match="the I/O thread failed"):
         other.result(TIMEOUT_S)
+
+
+# -- a consumer
+
+
+@pytest.fixture
+def consumer(broker: Broker) -> Iterator[Consumer]:
+    """Requests neither positions nor records, which the broker does not serve."""
+    with Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as made:
+        with made._lock:  # no turn comes between
+            made.assign([("t", 0)])
+            made.seek(("t", 0), 0)
+            made.pause(("t", 0))
+        yield made
+
+
+def test_a_fault_in_a_turn_of_a_waiting_thread_ends_the_consumer(consumer: Consumer) -> None:
+    run = consumer._core.run
+
+    def failing(now_ms: int, is_polling: bool) -> None:
+        if threading.current_thread() is not consumer._io:
+            raise ZeroDivisionError
+        run(now_ms, is_polling)
+
+    consumer._core.run = failing  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        consumer.poll(TIMEOUT_S)
+    consumer._io.join(TIMEOUT_S)
+    with pytest.raises(ApiError, match="the I/O thread failed: ZeroDivisionError"):
+        consumer.poll(TIMEOUT_S)
+
+
+def test_two_threads_wait_for_a_consumer(consumer: Consumer) -> None:
+    woken: list[Wakeup] = []
+
+    def poll() -> None:
+        try:
+            consumer.poll(None)
+        except Wakeup as error:
+            woken.append(error)
+
+    polling = threading.Thread(target=poll, daemon=True)
+    polling.start()
+    while not consumer._io._is_driven:
+        threading.Event().wait(0.001)
+    for _ in range(3):
+        assert len(consumer.partitions_for("t", TIMEOUT_S).partitions) == 1
+    consumer.wakeup()
+    polling.join(TIMEOUT_S)
+    assert len(woken) == 1
+
+
+def test_closing_a_consumer_does_not_wait_for_the_pause_behind_a_call(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking_shell, *LONG_GRACE)
+    made = Consumer(bootstrap_servers=broker.address)
+    assert len(made.partitions_for("t", TIMEOUT_S).partitions) == 1
+    made.close(TIMEOUT_S)
+    assert not made._io.is_alive()
+
+
+def test_what_the_call_behind_a_commit_raises_does_not_end_the_consumer(broker: Broker) -> None:
+    errors: list[Exception | None] = []
+
+    def on_done(_offsets: object, error: Exception | None) -> None:
+        errors.append(error)
+        raise ZeroDivisionError
+
+    with Consumer(bootstrap_servers=broker.address, group_id="g", enable_auto_commit=False) as made:
+        made.commit({("t", 0): 1}, wait=False, on_done=on_done, timeout=0)
+        assert len(made.partitions_for("t", TIMEOUT_S).partitions) == 1
+    assert [type(error) for error in errors] == [ApiError]

@@ -1,18 +1,20 @@
-"""The I/O of a blocking producer: turns that its own thread runs, or a thread of the application that waits.
+"""The I/O of a blocking producer or consumer: turns that a thread of the application runs while it waits, else the
+client's own thread.
 
-A thread that waits for a record runs the turns itself where no other thread does, so that its round trips need no
-other thread. The producer's thread pauses meanwhile, and for `_GRACE_S` behind each such wait: a batch that is sent
-then, by a thread that does not wait for it, leaves that much later at most. Any other wait ends the pause: for a topic,
-memory, a transaction or the end. Where several threads wait, the producer's thread runs all turns.
+The thread that waits, for a record or in `poll`, runs the turns itself where no other thread does, so that its round
+trips need no other thread: one in the background would have to take turns with it for the interpreter's lock, several
+times for each response. The client's thread pauses meanwhile, and for `grace_s` behind each such wait: what becomes due
+then, without a thread that waits for it, is done that much later at most. `begin_waiting` ends the pause. Where several
+threads wait, the client's thread runs all turns, as soon as a thread of the application has run those of its own wait.
 
-`_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
-records fail, as where the producer's own thread fails. Signal handlers (Ctrl-C) run, and may raise, while the thread
-waits for sockets, and else behind its turn (`held_signals`).
+`_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the client, as
+where the client's own thread fails. Signal handlers (Ctrl-C) run, and may raise, while the thread waits for sockets,
+and else behind its turn (`held_signals`).
 
 Not obvious:
 
-- The blocking producer's turns run on its own thread or on one that waits for a record, and callbacks with them:
-  compare with `is_current`, never with the thread.
+- The turns run on the client's thread or on one that waits, and callbacks with them: compare with `is_current`, never
+  with the thread.
 """
 
 from __future__ import annotations
@@ -20,48 +22,41 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
 from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_thread import Awaited, IoThread
 
-if TYPE_CHECKING:
-    pass
-
-_GRACE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
 """A signal handler's exception (Ctrl-C) may prevent that a pause is ended."""
 _USUAL_WAIT_MS = 1
 """Within this time most requests are answered: the first turn of a wait does not compute how long it may wait."""
-_SIGNALS_EVERY_S = 0.05
-"""So long a signal may be held while a thread waits for the turn of another one."""
+_CHECK_EVERY_S = 0.005
+"""So long a thread that waits for the turn of another one may miss a signal, the end of its time, or what it waits
+for."""
 
 
-class ProducerIo(IoThread):
-    """The turns of one producer, and the thread that runs them while the application's threads do not."""
+class SharedIo(IoThread):
+    """The turns of one client, and the thread that runs them while the application's threads do not."""
 
-    def __init__(self, name: str, driven: Driven) -> None:
+    def __init__(self, name: str, driven: Driven, grace_s: float) -> None:
         super().__init__(name, driven)
+        self._grace_s = grace_s
         self._baton = threading.Lock()
         self._resume = threading.Lock()
-        """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""
+        """Released to end the pause of the client's thread. A semaphore's acquisition costs ten times as much."""
         self._resume.acquire()
-        # `_driver` is the producer's own thread too, while that runs turns.
+        # `_driver` is the client's own thread too, while that runs turns.
         self._entry = threading.Lock()
         """Held by the thread of the application that runs turns, or is about to."""
         self._count_lock = threading.Lock()
-        self.was_forked = False
-        """The thread is one of the process from which this one was forked."""
-        self.has_ended = False
-        """The thread has ended, or `was_forked`."""
         self._is_driven = False
         """A thread of the application runs turns."""
         self._driven_at_s = 0.0
         """When one last did."""
         self._pauses_until_driven = False
-        """The producer's thread pauses until the thread of the application has run its turns, which ends the pause."""
+        """The client's thread pauses until the thread of the application has run its turns, which ends the pause."""
         self._waiting = 0
         """Threads of the application that wait for another thread's turns."""
         self._failure: BaseException | None = None
@@ -77,7 +72,7 @@ class ProducerIo(IoThread):
         while not driven.is_over():
             if self._failure is not None:
                 raise self._failure
-            if self._is_driven or time.monotonic() - self._driven_at_s < _GRACE_S:
+            if self._is_driven or time.monotonic() - self._driven_at_s < self._grace_s:
                 self._pause()
                 continue
             with self._baton:
@@ -87,10 +82,10 @@ class ProducerIo(IoThread):
                     self._driver = 0
 
     def _pause(self) -> None:
-        """Pause for `_GRACE_S`, or, where one wait of a thread of the application lasts longer, until that ends: short
+        """Pause for `grace_s`, or, where one wait of a thread of the application lasts longer, until that ends: short
         pauses would cost CPU for as long as a broker does not answer."""
         before_s = self._driven_at_s
-        if self._resume.acquire(timeout=_GRACE_S) or self._driven_at_s != before_s:
+        if self._resume.acquire(timeout=self._grace_s) or self._driven_at_s != before_s:
             return
         self._pauses_until_driven = True  # before `_is_driven` is read: `run_until` clears that one, then reads this
         if self._is_driven:
@@ -104,12 +99,10 @@ class ProducerIo(IoThread):
                 super()._end(failure)
             finally:
                 self._driver = 0
-                self.has_ended = True
 
-    def run_until(self, awaited: Awaited, timeout_s: float | None) -> bool:
-        """Run turns on the calling thread until it is done, or the time is over. False: other threads wait too, and the
-        producer's thread runs the turns."""
-        limit_ms = None if timeout_s is None else monotonic_ms() + int(timeout_s * 1000)
+    def run_until(self, awaited: Awaited, limit_ms: int | None) -> bool:
+        """Run turns on the calling thread until it is done, or the time is over: one turn at least. False: other
+        threads wait too, and the client's thread runs the turns, or it has ended."""
         while not (self._waiting or self._failure is not None or self.has_ended or self.is_current):
             is_holding = self.signals.hold()
             try:
@@ -128,7 +121,7 @@ class ProducerIo(IoThread):
         """With `_entry`, which is released."""
         self._is_driven = True
         try:
-            if self._baton.acquire(False) or self._acquire_baton():
+            if self._baton.acquire(False) or self._acquire_baton(awaited, limit_ms):
                 try:
                     self._drive(awaited, limit_ms)
                 finally:
@@ -143,23 +136,25 @@ class ProducerIo(IoThread):
             elif self._pauses_until_driven:
                 self._end_pause()
 
-    def _acquire_baton(self) -> bool:
-        """Wait for the turn of another thread to end. False: a signal has come first."""
-        self.wake()  # the producer's thread may wait for sockets
-        while not self._baton.acquire(timeout=_SIGNALS_EVERY_S):
-            if self.signals.is_any:
-                return False
-        return True
+    def _acquire_baton(self, awaited: Awaited, limit_ms: int | None) -> bool:
+        """Wait for the turn of another thread to end. False: it is done, the time is over or a signal has come
+        before."""
+        self.wake()  # the client's thread may wait for sockets
+        while not (awaited.is_done or self.signals.is_any or (limit_ms is not None and monotonic_ms() >= limit_ms)):
+            if self._baton.acquire(timeout=_CHECK_EVERY_S):
+                return True
+        return False
 
     def _drive(self, awaited: Awaited, limit_ms: int | None) -> None:
         self._driver = threading.get_ident()
         try:
-            may_wait = limit_ms is None or limit_ms > monotonic_ms() + _USUAL_WAIT_MS
-            longest_wait_ms = _USUAL_WAIT_MS if may_wait else None
-            while not (awaited.is_done or self.signals.is_any or self.has_ended or self._driven.is_over()):
+            longest_wait_ms: int | None = _USUAL_WAIT_MS
+            if limit_ms is not None:
+                longest_wait_ms = max(0, min(_USUAL_WAIT_MS, limit_ms - monotonic_ms()))
+            while not (self.has_ended or self._driven.is_over()):
                 self._turn(awaited, limit_ms, longest_wait_ms)
                 longest_wait_ms = None
-                if limit_ms is not None and monotonic_ms() >= limit_ms:
+                if awaited.is_done or self.signals.is_any or (limit_ms is not None and monotonic_ms() >= limit_ms):
                     break
         except BaseException as error:
             if not self._is_selecting:
@@ -185,3 +180,11 @@ class ProducerIo(IoThread):
         """The counterpart of `begin_waiting`."""
         with self._count_lock:
             self._waiting -= 1
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread's end, which no pause delays."""
+        self.begin_waiting()
+        try:
+            super().join(timeout)
+        finally:
+            self.end_waiting()
