@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Final, Literal, TypeAlias, cast, overload
+from typing import Any, Final, Literal, TypeAlias, cast, overload
 
 from kalda.assignors.server_assignor import GroupSpec, MemberPartitions, ServerAssignor, TargetAssignment
 from kalda.assignors.sticky_task_assignor import StickyTaskAssignor
@@ -74,15 +74,35 @@ _KAFKAS: Final[dict[str, dict[str, type[RangeAssignor] | type[UniformAssignor] |
 """By key, then by the name of Kafka's class."""
 
 
-@overload
-def load_assignors(key: _ConsumerKey, names: Sequence[str]) -> dict[str, ServerAssignor]: ...
+Load: TypeAlias = Callable[[str, str], object]
+"""Makes the assignor of a class in Python, of a key and `module:Class`."""
+
+
+def load_class(_: str, path: str) -> object:
+    """An assignor of `module:Class`, as it is now. Raises what its module raises, and `ValueError`."""
+    module, _, attribute = path.partition(":")
+    return made_assignor(getattr(import_module(module), attribute))
+
+
+def made_assignor(found: Any) -> Any:
+    """An object of an assignor's class. Raises `ValueError` where it is none."""
+    made = found()
+    if not (isinstance(getattr(made, "name", None), str) and callable(getattr(made, "assign", None))):
+        raise ValueError("It has no `name` and `assign`, which an assignor has.")
+    return made
 
 
 @overload
-def load_assignors(key: _StreamsKey, names: Sequence[str]) -> dict[str, TaskAssignor]: ...
+def load_assignors(key: _ConsumerKey, names: Sequence[str], load: Load = ...) -> dict[str, ServerAssignor]: ...
 
 
-def load_assignors(key: str, names: Sequence[str]) -> dict[str, ServerAssignor] | dict[str, TaskAssignor]:
+@overload
+def load_assignors(key: _StreamsKey, names: Sequence[str], load: Load = ...) -> dict[str, TaskAssignor]: ...
+
+
+def load_assignors(
+    key: str, names: Sequence[str], load: Load = load_class
+) -> dict[str, ServerAssignor] | dict[str, TaskAssignor]:
     """The assignors that `key` has the value `names` for, by their own names, in this order: the first is the default.
 
     A name is the one of a Kafka assignor, as `uniform`, or of its class, or `module:Class` of a `ServerAssignor`, or
@@ -91,7 +111,7 @@ def load_assignors(key: str, names: Sequence[str]) -> dict[str, ServerAssignor] 
     """
     found: dict[str, ServerAssignor | TaskAssignor] = {}
     for name in names:
-        assignor = _load(key, name)
+        assignor = _load(key, name, load)
         if assignor.name in found:
             raise invalid_value(key, ",".join(names), f"Two assignors are named {assignor.name}.")
         found[assignor.name] = assignor
@@ -105,18 +125,15 @@ def task_assignor_names(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(load_assignors("group.streams.assignors", value))
 
 
-def _load(key: str, name: str) -> ServerAssignor | TaskAssignor:
+def _load(key: str, name: str, load: Load) -> ServerAssignor | TaskAssignor:
     for java_class, made in _KAFKAS[key].items():
         if name in {made.name, java_class}:
             return made()
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         known = ", ".join(each.name for each in _KAFKAS[key].values())
         raise invalid_value(key, name, f"It is {known}, or module:Class of an assignor in Python.")
     try:
-        loaded: object = getattr(import_module(module), attribute)()
+        loaded = load(key, name)
     except Exception as error:  # whatever a user's module raises
         raise invalid_value(key, name, f"It cannot be loaded: {type(error).__name__}: {error}") from error
-    if not (isinstance(getattr(loaded, "name", None), str) and callable(getattr(loaded, "assign", None))):
-        raise invalid_value(key, name, "It has no `name` and `assign`, which an assignor has.")
     return cast("ServerAssignor | TaskAssignor", loaded)  # as far as can be seen without calling it

@@ -56,9 +56,15 @@ BROKER: dict[str, str] = {
     "errors.deadletterqueue.topic.name.prefix": (
         "How the names of dead letter topics of share groups must begin; empty: they have any name."
     ),
-    "group.streams.assignors": "Task assignors of streams groups, the default first.",
+    "group.streams.assignors": (
+        "Task assignors of streams groups, the default first: `sticky`, or `module:Class` in Python, whose file is "
+        "loaded again when it changes."
+    ),
     "group.streams.rack.aware.assignment.tags": "Client tags over whose values standby copies are to be spread.",
-    "group.consumer.assignors": "Server-side assignors of consumer groups, the default first.",
+    "group.consumer.assignors": (
+        "Server-side assignors of consumer groups, the default first: `uniform`, `range`, or `module:Class` in Python, "
+        "whose file is loaded again when it changes."
+    ),
     "group.consumer.heartbeat.interval.ms": "Heartbeat interval that consumer group members receive.",
     "group.consumer.max.size": "Members a consumer group may have.",
     "group.consumer.migration.policy": "Which way classic groups and consumer groups may turn into each other.",

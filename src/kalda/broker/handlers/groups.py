@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from kalda.assignors.server_assignor import TopicShape
-from kalda.assignors.server_assignors import load_assignors
+from kalda.assignors.server_assignors import load_assignors, made_assignor
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
@@ -60,6 +60,7 @@ from kalda.coordinator.runtime import LoadState
 from kalda.metadata.configs import ConfigResource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
+from kalda.network.python_classes import WatchedClass
 from kalda.protocol.access import (
     DELETE_GROUP,
     DESCRIBE_GROUP,
@@ -419,6 +420,18 @@ _COUNTED_STATES = {
 }
 
 
+class _AssignorInPython:
+    """An assignor of the operator, as its file is at present. It keeps the name by which groups choose it."""
+
+    def __init__(self, watched: WatchedClass[Any]) -> None:
+        self.name: str = watched.made.name
+        self._watched = watched
+
+    def assign(self, *spec: Any) -> Any:
+        """As the operator's class does it."""
+        return self._watched.made.assign(*spec)
+
+
 class GroupsModule(Module):
     """Rests on the table of coordinators, to which it adds its own; on the replicas and the verifier, for transactions
     that commit offsets."""
@@ -435,6 +448,9 @@ class GroupsModule(Module):
     ) -> None:
         """`create_for` has topics of streams groups created."""
         clock, config, cache = context.host.clock, context.config, context.cache
+        self._timers, self._jobs = context.timers, context.jobs
+        self._assignors: list[WatchedClass[Any]] = []
+        """Those in Python."""
         self._consumer_config = ConsumerGroupConfig(config.values, partial(_group_configs, cache))
         self._share_config = ShareGroupConfig(config.values, partial(_group_configs, cache))
         self._streams_config = StreamsGroupConfig(config.values, partial(_group_configs, cache))
@@ -444,11 +460,11 @@ class GroupsModule(Module):
             TopicNames(cache),
             context.host.new_uuid,
             lambda: coordinators.partition_count(GROUPS),
-            load_assignors("group.consumer.assignors", config["group.consumer.assignors"]),
+            load_assignors("group.consumer.assignors", config["group.consumer.assignors"], self._load),
             ShareServices(self._share_config, shares.persister, shares.latest),
             StreamsServices(
                 self._streams_config,
-                load_assignors("group.streams.assignors", config["group.streams.assignors"]),
+                load_assignors("group.streams.assignors", config["group.streams.assignors"], self._load),
             ),
             clock.wall_ms,
             self._verify,
@@ -477,6 +493,22 @@ class GroupsModule(Module):
     def rows(self) -> list[Row]:
         """The group APIs."""
         return self._handlers.rows()
+
+    def _load(self, key: str, path: str) -> _AssignorInPython:
+        """Raises what the class raises, and `ValueError`."""
+        watched = WatchedClass(key, path, made_assignor)
+        self._assignors.append(watched)
+        return _AssignorInPython(watched)
+
+    def start(self) -> None:
+        """Load assignors in Python again when their files change, from now on."""
+        for each in self._assignors:
+            each.start(self._timers, self._jobs)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for each in self._assignors:
+            each.close()
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """Take over configs of consumer, share and streams groups that change while the node runs."""

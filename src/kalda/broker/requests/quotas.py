@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from kalda.base.background import Background, Priority
@@ -31,7 +30,7 @@ from kalda.broker.requests.throttling import ClientThrottle
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.publisher import Manifest
-from kalda.network.python_classes import module_from_source
+from kalda.network.python_classes import WatchedClass
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.entities import Entity
 from kalda.quota.managers import QuotaManagers, Windows
@@ -40,7 +39,6 @@ log = logging.getLogger("kalda.quotas")
 
 CALLBACK_CLASS = "client.quota.callback.class"
 _EXPIRY_INTERVAL_MS = 30_000
-_FILE_CHECK_INTERVAL_MS = 2_000
 _METHODS = ("quota_metric_tags", "quota_limit", "update_quota", "remove_quota", "quota_reset_required")
 
 
@@ -63,9 +61,9 @@ class NodeQuotas:
         self._jobs = jobs
         self._background = background
         self._host = host
-        self._callback = _CallbackFile.of(config)
+        self._callback = _callback_of(config)
         self.managers = QuotaManagers(
-            Windows(lambda key: int(config[key])), None if self._callback is None else self._callback.loaded
+            Windows(lambda key: int(config[key])), None if self._callback is None else self._callback.made
         )
         self.throttle = ClientThrottle(self.managers, host.clock.mono_ms, host.busy_ns)
         self._pipelines: list[RequestPipeline] = []
@@ -80,10 +78,12 @@ class NodeQuotas:
         """Remove sensors that are not used any more, and watch the file of the operator's class, from now on."""
         self._repeat(_EXPIRY_INTERVAL_MS, self._expire)
         if self._callback is not None:
-            self._repeat(_FILE_CHECK_INTERVAL_MS, self._check_callback)
+            self._callback.start(self._timers, self._jobs, self.managers.set_callback)
 
     def close(self) -> None:
         """Stop the timers."""
+        if self._callback is not None:
+            self._callback.close()
         for timer in self._pending:
             timer.cancel()
         self._pending.clear()
@@ -110,88 +110,27 @@ class NodeQuotas:
         expired = self._background.run(self.managers.expire(self._host.clock.mono_ms()), Priority.MAINTENANCE)
         expired.then(_log_failure)
 
-    def _check_callback(self) -> None:
-        callback = self._callback
-        assert callback is not None
-
-        def finish(changed: bool | None, error: BaseException | None) -> None:
-            if not changed or error is not None:
-                return
-            loaded = callback.load_anew()
-            if loaded is not None:
-                self.managers.set_callback(loaded)
-
-        self._jobs.run(callback.has_changed, finish)
-
 
 def _log_failure(_: None, error: ApiError | None) -> None:
     if error is not None:
         log.error("clients' quotas are not released", exc_info=error.__cause__ or error)
 
 
-class _CallbackFile:
-    """The operator's class, and the file that it is in."""
+def _callback_of(config: ServerConfig) -> WatchedClass[ClientQuotaCallback] | None:
+    """The operator's class; None where the properties name none. Raises `ValueError`."""
+    path = (config[CALLBACK_CLASS] or "").strip()
 
-    def __init__(self, path: str, properties: dict[str, str]) -> None:
-        self._path = path
-        self._properties = properties
-        module_name, _, self._class_name = path.rpartition(":" if ":" in path else ".")
-        if not module_name or not self._class_name:
-            raise ValueError(f"{CALLBACK_CLASS}={path}: package.module.Class or package.module:Class is expected")
-        try:
-            self._module = import_module(module_name)
-        except Exception as error:
-            raise ValueError(
-                f"{CALLBACK_CLASS}={path} cannot be imported: {error}. A Python class is expected, installed or on "
-                "PYTHONPATH"
-            ) from error
-        self._changed_ns = self._modified_ns()
-        self.loaded = self._make()
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> _CallbackFile | None:
-        """None where the properties name no class. Raises `ValueError`."""
-        path = (config[CALLBACK_CLASS] or "").strip()
-        return cls(path, dict(config.properties)) if path else None
-
-    def has_changed(self) -> bool:
-        """Whether the file is another than when it was loaded last. Runs on a thread."""
-        return self._modified_ns() not in (self._changed_ns, 0)
-
-    def load_anew(self) -> ClientQuotaCallback | None:
-        """The class in the changed file; None, and a line in the log, where it cannot be loaded."""
-        self._changed_ns = self._modified_ns()
-        former = self._module
-        try:
-            self._module = module_from_source(former)
-            self.loaded = self._make()
-        except Exception as error:
-            self._module = former
-            log.error(
-                "%s=%s has changed, and cannot be loaded: %s. The former one stays", CALLBACK_CLASS, self._path, error
-            )
-            return None
-        log.info("%s=%s has changed, and is loaded anew", CALLBACK_CLASS, self._path)
-        return self.loaded
-
-    def _modified_ns(self) -> int:
-        from os import stat
-
-        try:
-            return stat(self._module.__file__ or "").st_mtime_ns
-        except OSError:
-            return 0
-
-    def _make(self) -> ClientQuotaCallback:
-        found: Any = getattr(self._module, self._class_name, None)
+    def make(found: Any) -> ClientQuotaCallback:
         missing = [name for name in _METHODS if not callable(getattr(found, name, None))]
         if missing:
-            raise ValueError(f"{CALLBACK_CLASS}={self._path}: no class with {', '.join(missing)}")
+            raise ValueError(f"{CALLBACK_CLASS}={path}: no class with {', '.join(missing)}")
         callback: ClientQuotaCallback = found()
         configure = getattr(callback, "configure", None)
         if configure is not None:
-            configure(self._properties)
+            configure(dict(config.properties))
         return _Contained(callback)
+
+    return WatchedClass(CALLBACK_CLASS, path, make) if path else None
 
 
 class _Contained:
