@@ -8,7 +8,8 @@ the node's time does not count the stall (`kalda.base.loop_time`).
 What must hold meanwhile:
 
 - A broker is fenced only where it has sent no heartbeat for a session timeout, or a probe of it was refused.
-- An unclean election takes no partition from a broker whose session would not have ended by time.
+- An unclean election takes no partition from a broker whose session, by the last heartbeat that was handled, would not
+  have ended by time.
 - No call of a controller raises, and only a record that cannot be applied stops a node.
 - Every node can apply every committed record.
 
@@ -521,12 +522,11 @@ class Controllers:
         broker = self.brokers[record.broker_id]
         # After a stall, the controller's time may come to the end of a session before the heartbeat that arrived in the
         # stall: the broker was silent for a session, though it is not any more.
-        times = broker.heartbeats_ms
-        ends = [sent_ms + SESSION_MS for sent_ms, next_ms in pairwise(times) if next_ms - sent_ms > SESSION_MS]
-        end_ms = ends[0] if ends else times[-1] + SESSION_MS
-        self._sessions_end_ms[broker.id] = end_ms
-        if (broker.id, record.broker_epoch) not in self.refused and end_ms >= self.now:
-            self.broken(f"broker {broker.id} is fenced at {self.now}, and sent a heartbeat at {times[-1]}")
+        times = [*broker.heartbeats_ms, self.now]
+        was_silent = any(next_ms - sent_ms >= SESSION_MS for sent_ms, next_ms in pairwise(times))
+        self._sessions_end_ms[broker.id] = times[0] + SESSION_MS
+        if not was_silent and (broker.id, record.broker_epoch) not in self.refused:
+            self.broken(f"broker {broker.id} is fenced at {self.now}, and sent a heartbeat at {times[-2]}")
 
     def _check_election(self, controller: QuorumController, record: PartitionChangeRecord) -> None:
         partition = controller.partitions.partition(record.topic_id, record.partition_id)
