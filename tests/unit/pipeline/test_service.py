@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -161,6 +162,60 @@ def test_refreshes_that_wait_are_bounded(serve: Callable[..., Any]) -> None:
         first.results.put(RunResult(True, None))
         wait_until(lambda: world.state("shop") == ("paused", None))
         assert world.runs.empty()
+
+
+def test_refreshes_that_have_not_ended_are_carried_out_by_the_next_service(serve: Callable[..., Any]) -> None:
+    """In their order, before anything else; the one that had begun begins again."""
+    with serve("shop") as world:
+        world.begun()
+        world.ask("/projects/shop/refresh?names=done", "POST")
+        world.begun().results.put(RunResult(True, None))
+        assert world.begun().options.follow
+        world.ask("/projects/shop/refresh?names=runs", "POST")
+        assert world.begun().options.refresh == ("runs",)
+        world.ask("/projects/shop/refresh?full=waits", "POST")
+    with serve("shop") as world:
+        for options in (RunOptions(refresh=("runs",)), RunOptions(full_refresh=("waits",))):
+            began = world.begun()
+            assert began.options == options
+            began.results.put(RunResult(True, None))
+        assert world.begun().options.follow
+    with serve("shop") as world:
+        assert world.begun().options.follow
+
+
+def test_a_pause_gives_up_refreshes_for_the_next_service_too(serve: Callable[..., Any]) -> None:
+    with serve("shop", are_paused=True) as world:
+        world.ask("/projects/shop/refresh?names=runs", "POST")
+        world.begun()
+        world.ask("/projects/shop/refresh?names=waits", "POST")
+        world.ask("/projects/shop/pause", "POST")
+        wait_until(lambda: world.state("shop") == ("paused", None))
+    with serve("shop") as world:
+        assert world.begun().options.follow
+
+
+def test_a_refresh_that_cannot_be_kept_is_not_accepted(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve("shop", are_paused=True) as world:
+
+        def refuse(*_: object) -> None:
+            raise OSError(ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(service, "replace_text", refuse)
+        with pytest.raises(HTTPError) as refused:
+            world.ask("/projects/shop/refresh?names=lost", "POST")
+        assert (refused.value.code, b"cannot be kept" in refused.value.read()) == (503, True)
+        assert world.state("shop") == ("paused", None)
+
+
+def test_a_damaged_file_of_refreshes_is_named(serve: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "shop" / "kalda").mkdir(parents=True)
+    (tmp_path / "shop" / "kalda" / "refreshes.json").write_text('{"refreshes": [{"refresh": "orders"}]}')
+    with serve("shop") as world:
+        wait_until(lambda: world.state("shop")[0] == "failed")
+        assert "refreshes.json is damaged" in world.state("shop")[1]
 
 
 def test_a_failure_ends_no_other_project(serve: Callable[..., Any]) -> None:

@@ -23,7 +23,7 @@ _REQUEST_S = 5.0
 _ANSWER_S = 60.0
 _REASONS = {
     200: "OK", 202: "Accepted", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
-    409: "Conflict", 413: "Content Too Large", 500: "Internal Server Error",
+    409: "Conflict", 413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ Each project has a thread, a session of its own (settings, views, queries) on th
 
 A project whose flows have all failed waits for `resume` or `refresh`; the others go on. One that could not run, since a
 cluster, a registry or a store did not answer, runs again after a pause. While its flows run, a project is locked, so
-that no other run writes its tables.
+that no other run writes its tables. A refresh is in a file before it is accepted, until it has ended: one that a kill
+interrupts, or that waits, is carried out by the next service.
 
 Over HTTP: `GET /` is a page with charts, `GET /projects` the state of all, `GET /metrics` all values for Prometheus,
 `POST /projects/NAME/pause`, `/resume` and `/refresh?names=a,b&full=c`. All but the page need the token.
@@ -22,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import chain
@@ -36,7 +37,8 @@ from kalda.pipeline.engine.engine import RunOptions, run_project, running_alone
 from kalda.pipeline.engine.metrics import HttpThread, metrics_page, values_of
 from kalda.pipeline.engine.query import StopEvent
 from kalda.pipeline.engine.restarts import Restarts
-from kalda.pipeline.session import PipelineError, first_line, prepare, refuse_ended
+from kalda.pipeline.files import Place, read_state, replace_text
+from kalda.pipeline.session import PipelineError, Unavailable, first_line, prepare, refuse_ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +53,8 @@ _POLL_S: Final = 1.0
 _PAUSE_MS: Final = 1_000
 _LONGEST_PAUSE_MS: Final = 60_000
 _MOST_REFRESHES: Final = 100
+_REFRESHES: Final = "refreshes.json"
+"""The file of the refreshes that are accepted and have not ended, oldest first."""
 _OF_JAVA: Final = ("spark.sql.warehouse.dir", "spark.jars.packages")
 """The engine has its own warehouse, and the session has more packages."""
 _OF_SESSION: Final = "spark.sql."
@@ -91,6 +95,11 @@ class Served:
         self._session: SparkSession | None = None
         self._follows = not is_paused
         self._refreshes: deque[RunOptions] = deque()
+        """Those that wait."""
+        self._refreshing: RunOptions | None = None
+        self._kept = specification.state / _REFRESHES
+        self._has_kept = False
+        """Whether `_refreshes` has what an earlier service has accepted."""
         self._ends = False
         self._changed = threading.Condition()
         self._stopped = StopEvent()
@@ -117,12 +126,14 @@ class Served:
         self._thread.join()
 
     def pause(self) -> None:
-        """Stop the flows between two batches."""
+        """Stop the flows between two batches. Refreshes that wait, and the one that runs, are given up."""
         with self._changed:
-            self._follows = False
+            self._follows, self._has_kept, self._refreshing = False, True, None
             self._refreshes.clear()
             self._stopped.set()
             self._changed.notify()
+            with suppress(OSError, Unavailable):
+                self._keep()
 
     def resume(self) -> None:
         with self._changed:
@@ -131,16 +142,46 @@ class Served:
 
     def refresh(self, options: RunOptions) -> None:
         """Run once, up to the sources' present ends; what followed before follows again then. A refresh that waits
-        already does that, too. Raises `PipelineError` where very many wait."""
+        already does that, too. Raises `PipelineError` where very many wait; `OSError`, `Unavailable` where it cannot be
+        kept."""
         with self._changed:
+            self._take_up()
             if options not in self._refreshes:
                 if len(self._refreshes) >= _MOST_REFRESHES:
                     raise PipelineError(f"{self.name} has {_MOST_REFRESHES} refreshes that wait: ask again later")
+                self._keep(options)
                 self._refreshes.append(options)
             self.error = None
             if self.state == "following":
                 self._stopped.set()
             self._changed.notify()
+
+    def _take_up(self) -> bool:
+        """Once: take up what an earlier service has accepted. Whether there was any."""
+        with self._changed:
+            found = [] if self._has_kept else _accepted(self._kept)
+            self._has_kept = True
+            self._refreshes.extend(found)
+            return bool(found)
+
+    def _keep(self, *more: RunOptions) -> None:
+        """Write those that run or wait, and `more`."""
+        now = () if self._refreshing is None else (self._refreshing,)
+        refreshes = [
+            {"refresh": each.refresh, "full_refresh": each.full_refresh} for each in (*now, *self._refreshes, *more)
+        ]
+        replace_text(self._kept, json.dumps({"refreshes": refreshes}))
+
+    def _end_refresh(self) -> None:
+        """The refresh has succeeded or failed. One that the end of the service interrupts is carried out by the next
+        service."""
+        with self._changed:
+            if self._refreshing is None or self._ends:
+                return
+            self._refreshing = None
+            # What is still in the file is carried out once more: that is what a refresh may be at any time.
+            with suppress(OSError, Unavailable):
+                self._keep()
 
     def _next(self) -> RunOptions | None:
         """What to run; None: nothing more."""
@@ -158,18 +199,23 @@ class Served:
             if self._follows_s and not self._refreshes:
                 self._follows_s, self.error = 0.0, None
             self.state = "refreshing" if self._refreshes else "following"
-            return self._refreshes.popleft() if self._refreshes else RunOptions(follow=True)
+            self._refreshing = self._refreshes.popleft() if self._refreshes else None
+            return self._refreshing or RunOptions(follow=True)
 
     def _live(self) -> None:
         while (options := self._next()) is not None:
             try:
                 with running_alone(self.specification):
+                    if self._take_up():
+                        continue
                     is_good = self._run(options)
                 if self._stopped.is_set() or (is_good and not options.follow):
                     continue
                 reason, pause_s = "all flows have ended" if is_good else self._failures(), None
             except Exception as error:
                 reason, pause_s = first_line(error), self._pause_s(error)
+            finally:
+                self._end_refresh()
             with self._changed:
                 self.error = reason
                 if pause_s is None:
@@ -284,11 +330,31 @@ class Service:
                 project.refresh(RunOptions(refresh=_names(query.get("names")), full_refresh=_names(query.get("full"))))
             except PipelineError as error:
                 return _json({"error": str(error)}, 409)
+            except (OSError, Unavailable) as error:
+                return _json({"error": f"the refresh cannot be kept: {first_line(error)}"}, 503)
         elif action == "pause":
             project.pause()
         else:
             project.resume()
         return _json({"name": project.name, "action": action}, 202)
+
+
+def _accepted(place: Place) -> list[RunOptions]:
+    """The refreshes in the file. Raises `PipelineError` where it is damaged; `OSError`, `Unavailable`."""
+    found = read_state(place, {"refreshes": list})
+    try:
+        return [
+            RunOptions(refresh=_texts(each["refresh"]), full_refresh=_texts(each["full_refresh"]))
+            for each in (found or {"refreshes": []})["refreshes"]
+        ]
+    except (TypeError, KeyError):
+        raise PipelineError(f"{place} is damaged: each refresh has two lists of names; remove the file") from None
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise TypeError
+    return tuple(found)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
