@@ -68,6 +68,30 @@ def test_an_address_where_nobody_listens_and_a_name_that_does_not_exist() -> Non
     assert (nameless.severity, "does not resolve" in nameless.text) == (Severity.ERROR, True)
 
 
+def test_what_only_a_broker_can_say_that_is_not_reached_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is reached, and gives an address that is not."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        dead = held.getsockname()[1]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("only that broker could answer")
+
+    monkeypatch.setattr(CommandAdmin, "describe_configs", refuse)
+    with Cluster() as running:
+        host, port = running.bootstrap_servers.split(":")
+        listed = CommandAdmin.describe_cluster
+
+        def advertised(admin: CommandAdmin, **options: Any) -> Any:
+            described = listed(admin, **options)
+            return described._replace(nodes=[node._replace(host=host, port=dead) for node in described.nodes])
+
+        monkeypatch.setattr(CommandAdmin, "describe_cluster", advertised)
+        found = findings("-b", f"{host}:{port}", code=1)
+    assert errors(found) == ["broker 1"]
+    assert "clocks and disks were not examined of 1 broker that this host does not reach: 1" in found[-1]["text"]
+    assert not [each for each in found if each["check"] in ("rights", "answers", "disk")]
+
+
 def test_tls_at_a_plain_port(cluster: Cluster) -> None:
     host, port = cluster.bootstrap_servers.split(":")
     assert spoken_at(host, int(port)) is Spoken.PLAIN
@@ -167,9 +191,9 @@ def test_brokers_that_serve_metrics_show_their_clocks(monkeypatch: pytest.Monkey
         Cluster(config={"kalda.metrics.listener": f"127.0.0.1:{port}"}) as measured,
         CommandAdmin(measured.bootstrap_servers) as admin,
     ):
-        assert [each.severity for each in _clocks(admin)] == [Severity.OK]
+        assert [each.severity for each in _clocks(admin, [])] == [Severity.OK]
         monkeypatch.setattr(cluster_health, "clock_of", lambda _: time.time() - 3_600)
-        [late] = _clocks(admin)
+        [late] = _clocks(admin, [])
     assert (late.severity, "broker 1 and of this host differ by 3599" in late.text) == (Severity.ERROR, True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Collection
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
@@ -28,14 +29,17 @@ class MetricsAddress(NamedTuple):
     port: int
 
 
-def addresses(admin: CommandAdmin, node_id: int | None = None) -> list[MetricsAddress]:
-    """The metrics listeners of all brokers, or of one. Raises `Failure` where there is none, and `ApiError`."""
+def addresses(
+    admin: CommandAdmin, node_id: int | None = None, *, unreached: Collection[int] = ()
+) -> list[MetricsAddress]:
+    """The metrics listeners of all brokers but those that are not reached, or of one. Raises `Failure` where there is
+    none, and `ApiError`."""
     from kalda.base.configs.resources import ConfigResourceType
     from kalda.client.admin.configs import ConfigResource
 
     found = []
     for node in admin.describe_cluster().nodes:
-        if node_id is not None and node.node_id != node_id:
+        if node.node_id in unreached or (node_id is not None and node.node_id != node_id):
             continue
         resource = ConfigResource(ConfigResourceType.BROKER, str(node.node_id))
         configs = admin.describe_configs([resource]).value(resource)

@@ -11,7 +11,7 @@ from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import addresses, clock_of
 from kalda.cli.common.output import counted
 from kalda.cli.health.addresses import examine, is_loopback
-from kalda.cli.health.findings import Finding, error, ok, warning
+from kalda.cli.health.findings import Finding, Severity, error, ok, warning
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
@@ -22,6 +22,7 @@ _FAR_S = 1.0
 _TOO_FAR_S = 30.0
 _SILENT_MS = 10_000
 _GIB = 1 << 30
+_NO_RIGHT = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 def examine_cluster(admin: CommandAdmin, bootstrap: list[tuple[str, int]]) -> Iterator[Finding]:
@@ -50,6 +51,8 @@ def examine_cluster(admin: CommandAdmin, bootstrap: list[tuple[str, int]]) -> It
         yield ok("brokers", f"{counted(len(described.nodes), 'broker')} in service")
     known = set(bootstrap)
     far = any(not is_loopback(host) for host, _ in bootstrap)
+    unreached = []
+    """Brokers at whose own addresses nothing answers: what only they can say would be waited for."""
     for node in described.nodes:
         if node.is_fenced or (node.host, node.port) in known:
             continue
@@ -60,17 +63,37 @@ def examine_cluster(admin: CommandAdmin, bootstrap: list[tuple[str, int]]) -> It
                 f"broker {node.node_id} advertises {node.host}:{node.port}, which is here another machine than there",
                 "set its advertised.listeners to a name that clients resolve to its host",
             )
+            unreached.append(node.node_id)
             continue
-        yield from examine(check, node.host, node.port, protocol)
+        for found in examine(check, node.host, node.port, protocol):
+            if found.severity is Severity.ERROR and node.node_id not in unreached:
+                unreached.append(node.node_id)
+            yield found
     live = [node.node_id for node in described.nodes if not node.is_fenced]
     checks: tuple[Callable[[CommandAdmin], Iterator[Finding]], ...] = (
-        lambda one: _partitions(one, len(live)), _quorum, _clocks, _versions, lambda one: _log_dirs(one, live),
+        lambda one: _partitions(one, len(live)), _quorum, lambda one: _clocks(one, unreached), _versions,
+        lambda one: _log_dirs(one, [node_id for node_id in live if node_id not in unreached]),
     )  # fmt: skip
     for check_of in checks:
         try:
             yield from check_of(admin)
         except ApiError as failure:
-            yield warning("rights", f"a check could not be made: {failure.message}", "run it as a user with DESCRIBE")
+            yield _not_made(failure)
+    if unreached:
+        yield warning(
+            "brokers",
+            f"clocks and disks were not examined of {counted(len(unreached), 'broker')} that this host does not reach:"
+            f" {_some(unreached)}",
+            "mend what is said of them above, and run kalda doctor again",
+        )
+
+
+def _not_made(failure: ApiError) -> Finding:
+    """A check that the cluster did not answer."""
+    if failure.code in _NO_RIGHT:
+        return warning("rights", f"a check could not be made: {failure.message}", "run it as a user with DESCRIBE")
+    mend = "mend what is said above, and run kalda doctor again; --request-timeout-ms says how long it waits"
+    return warning("answers", f"a check could not be made: {failure.message}", mend)
 
 
 def _login_mend(failure: ApiError) -> str:
@@ -168,10 +191,10 @@ def _apart(whose: str, seconds: float) -> Finding:
     return (error if seconds >= _TOO_FAR_S else warning)("clock", text, mend)
 
 
-def _clocks(admin: CommandAdmin) -> Iterator[Finding]:
+def _clocks(admin: CommandAdmin, unreached: list[int]) -> Iterator[Finding]:
     """Each broker's clock, by the date of its metrics listener: the protocol shows the active controller's alone."""
     try:
-        found = addresses(admin)
+        found = addresses(admin, unreached=unreached)
     except Failure:  # no broker serves metrics
         return
     for address in found:
