@@ -12,7 +12,7 @@ import click
 
 from kalda.base.errors import ApiError
 from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
-from kalda.cli.common.failures import Failure
+from kalda.cli.common.failures import Failure, interruptible
 from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import ProgressLine, counted, print_json, print_table
 from kalda.cli.common.session import MAX_INT16, MAX_INT32
@@ -107,7 +107,7 @@ def verify(
       kalda verify --faults './kill-and-restart-a-node' --history run.jsonl
       kalda verify --judge run.jsonl --format json
     """
-    from kalda.cli.verification.run import VerificationPlan
+    from kalda.cli.verification.run import VerificationPlan, remove_topics
 
     if judge_path is not None:
         verdict = _judge_file(judge_path)
@@ -127,11 +127,15 @@ def verify(
             faults_command,
             client_faults,
         )
-        verdict = _run(plan, history_path)
+        try:
+            with interruptible():
+                verdict = _run(plan, history_path)
+        except KeyboardInterrupt:  # all clients have ended
+            if not keep_topics:
+                remove_topics(plan)
+            raise
         _print(verdict, layout, seed)
         if verdict.is_sound and not keep_topics:
-            from kalda.cli.verification.run import remove_topics
-
             remove_topics(plan)
     if not verdict.is_sound:
         sys.exit(ANOMALY)

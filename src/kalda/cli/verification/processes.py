@@ -17,6 +17,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ _FAULT_PAUSE_S = (1.0, 5.0)
 _CLIENT_FAULT_PAUSE_S = (0.5, 3.0)
 _KILLS = 0.5
 """The share of kills among the faults of clients; the others are pauses."""
+_PR_SET_PDEATHSIG = 1
 _STOP_S = 10
 """How long an ended phase waits for a process before it is killed."""
 
@@ -125,9 +127,18 @@ def _run(main: Main, name: str, incarnation: int, ready: ProcessReady) -> None:
     from kalda.base.errors import ApiError
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _end_with_parent()
     with contextlib.suppress(ApiError):
         main(name, incarnation, ready)
     os._exit(0)  # no handlers of the parent
+
+
+def _end_with_parent() -> None:
+    """Be killed when the parent dies, by SIGKILL too: a process that is paused then would stay so for ever."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Processes:
