@@ -21,12 +21,13 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 import weakref
 from time import perf_counter_ns
 from typing import Protocol
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, WrongState
 from kalda.client.transport.channels import Channels, monotonic_ms
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.held_signals import HeldSignals
@@ -85,6 +86,13 @@ class IoThread(threading.Thread):
         self.has_ended = False
         """The thread has ended, or `was_forked`."""
         _made.add(self)
+
+    def start(self) -> None:
+        """Raises `WrongState` in a `__del__` at the interpreter's end: no thread starts any more then, and Python 3.11
+        would wait for this one for ever."""
+        if sys.is_finalizing():
+            raise WrongState("the interpreter ends, and runs no new thread: make and use clients before")
+        super().start()
 
     def wake(self) -> None:
         """Make the thread go on now. From any thread.
