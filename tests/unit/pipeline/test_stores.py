@@ -21,10 +21,11 @@ from pyarrow import fs
 from kalda.cli.pipeline import pipeline
 from kalda.network.free_ports import free_ports
 from kalda.pipeline import files, stores
+from kalda.pipeline.engine.engine import running_alone
 from kalda.pipeline.engine.runs import FlowReport, FlowState, RunReport
 from kalda.pipeline.engine.status import statuses
 from kalda.pipeline.files import Lease, is_locked, locked, place_of, read_state, remove_tree, replace_text, times_in
-from kalda.pipeline.projects.specification import read_specification
+from kalda.pipeline.projects.specification import Specification, read_specification
 from kalda.pipeline.session import PipelineError, Unavailable
 from kalda.pipeline.stores import StorePath, store_settings
 from kalda.pipeline.tables.tables import Batch, Tables
@@ -315,3 +316,24 @@ def test_who_has_lost_a_lock_stops(place: StorePath, monkeypatch: pytest.MonkeyP
         with pytest.raises(PipelineError, match="was taken by another machine"):
             files.check_held(place)
     assert not is_locked(place)
+
+
+def test_two_machines_with_state_of_their_own_and_the_same_tables(
+    place: StorePath, tmp_path: Path, machines: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is beside the tables, since the state is not seen by both."""
+    monkeypatch.setattr(files, "Lease", lambda where, refusal: Lease(where, refusal, 0.01))
+    settings = {"spark.sql.warehouse.dir": f"s3a://{BUCKET}/lock"}
+    (tmp_path / BUCKET / "lock/_kalda/shop.run.lock").mkdir(parents=True)
+    of_one, of_two = (
+        Specification(tmp_path / "p.yml", "shop", tmp_path / name, "default", settings, ()) for name in ("one", "two")
+    )
+    machines("one")
+    with running_alone(of_one):
+        assert list((place / "_kalda/shop.run.lock").times_in())
+        machines("two")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of two"))
+        with pytest.raises(PipelineError, match=r"project shop .*another run"), running_alone(of_two):
+            raise AssertionError
+    with running_alone(of_two):
+        files.check_held(of_two.lock, asks=True)

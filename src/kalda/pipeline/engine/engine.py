@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -35,13 +35,13 @@ from kalda.pipeline.engine.metrics import reporting
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
 from kalda.pipeline.engine.restarts import Restarts
-from kalda.pipeline.engine.runs import LOCK, FlowReport, FlowState, LagClock, RunReport, interval_s
+from kalda.pipeline.engine.runs import FlowReport, FlowState, LagClock, RunReport, interval_s
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
 from kalda.pipeline.formats.frames import sources_of
 from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_definitions, place_of
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
-from kalda.pipeline.projects.specification import CATALOGS, DELETED, QUARANTINE, Specification
+from kalda.pipeline.projects.specification import CATALOGS, DELETED, LOCK, QUARANTINE, Specification
 from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, first_line, refuse_ended
 from kalda.pipeline.stores import CONNECTION
@@ -199,7 +199,7 @@ class FlowRun(ABC):
     def judged(self, frame: DataFrame, number: int, columns: StructType | None) -> Judged:
         """The good and the bad rows of a batch. `columns`: of a table that keeps its own. Raises `PipelineError` where
         the lock is lost: two drivers must not make the same version of a table in a store."""
-        check_held(self._engine.definitions.specification.state / LOCK, asks=True)
+        check_held(self._engine.definitions.specification.lock, asks=True)
         fitting = None if columns is None else fit(frame, columns, self.contract)
         judged = judge(frame, self.expectations, fitting, self.name, number)
         failing = self.report.failing
@@ -501,7 +501,7 @@ class Engine:
     def _run(self, stopped: StopEvent, see: Callable[..., None]) -> None:
         try:
             while not stopped.is_set():
-                check_held(self._state / LOCK)
+                check_held(self.definitions.specification.lock)
                 self._step()
                 see()
                 if all(each.report.state.is_final for each in self.runs):
@@ -712,7 +712,9 @@ def _refusal(specification: Specification) -> str:
 @contextmanager
 def running_alone(specification: Specification) -> Iterator[None]:
     """Held before Java starts. Raises `PipelineError` where another run of the project goes on."""
-    with locked(specification.state / LOCK, _refusal(specification)):
+    with ExitStack() as stack:
+        for place in dict.fromkeys((specification.state / LOCK, specification.lock)):
+            stack.enter_context(locked(place, _refusal(specification)))
         yield
 
 

@@ -19,8 +19,6 @@ from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError, Unavailable
 
 log = logging.getLogger(__name__)
-LOCK: Final = "run.lock"
-"""The file that is locked while a run goes on."""
 _EVERY_S: Final = 1.0
 _CHANGES: Final = 50
 """How many of the last changes of tables' columns are kept."""

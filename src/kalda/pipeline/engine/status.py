@@ -12,9 +12,16 @@ from typing import Any
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.engine.chart import ChartLine, Panel
 from kalda.pipeline.engine.checkpoints import Checkpoint, CheckpointBatch
-from kalda.pipeline.engine.runs import LOCK, FlowState, TableUpkeep, read_run, upkeep_of
+from kalda.pipeline.engine.runs import FlowState, TableUpkeep, read_run, upkeep_of
 from kalda.pipeline.files import OWN, Place, is_locked, place_of
-from kalda.pipeline.projects.specification import DELETED, QUARANTINE, SPECIFICATIONS, Specification, read_specification
+from kalda.pipeline.projects.specification import (
+    DELETED,
+    LOCK,
+    QUARANTINE,
+    SPECIFICATIONS,
+    Specification,
+    read_specification,
+)
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.stores import SCHEMES, StorePath, store_settings
 from kalda.pipeline.topics import TopicQuestions

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.configs.producer import PRODUCER
 from kalda.pipeline.engine.engine import RunOptions, RunResult, run_project
-from kalda.pipeline.engine.runs import LOCK, FlowReport, RunReport
+from kalda.pipeline.engine.runs import FlowReport, RunReport
 from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
 from kalda.pipeline.formats.values import ValueFormat
-from kalda.pipeline.projects.specification import SPECIFICATIONS, Specification, read_specification
+from kalda.pipeline.projects.specification import LOCK, SPECIFICATIONS, Specification, read_specification
 from kalda.pipeline.session import PipelineError
 from kalda.spark.options import CONNECTION
 from kalda.spark.sink_options import EXACTLY_ONCE

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kalda.pipeline.files import Place, place_of, read_text
+from kalda.pipeline.files import OWN, Place, place_of, read_text
 from kalda.pipeline.session import PipelineError, modules_of_projects
 from kalda.pipeline.stores import CONNECTION, SCHEMES, StorePath, store_settings
 
@@ -23,6 +23,8 @@ QUARANTINE: Final = "__quarantine"
 """Behind a table's name: the table of rows that it did not take."""
 DELETED: Final = "__deleted"
 """Behind a table's name: the table of the last deletes of its keys. In a batch of changes: whether one is a delete."""
+LOCK: Final = "run.lock"
+"""The file that is locked while a run goes on."""
 _FIELDS: Final = ("name", "storage", "catalog", "database", "schema", "configuration", "libraries")
 _MAX_FILES: Final = 10_000
 
@@ -46,6 +48,15 @@ class Specification:
     def state(self) -> Place:
         """The directory of the engine's own state: checkpoints, the lock, what `status` shows."""
         return self.storage / "kalda"
+
+    @property
+    def lock(self) -> Place:
+        """What is locked against runs of other machines: beside the state, or, where only the tables are in a store,
+        beside those. HDFS has no lock."""
+        tables = self.warehouse
+        if isinstance(self.storage, Path) and isinstance(tables, StorePath) and tables.keeps_state:
+            return tables / OWN / f"{self.name}.{LOCK}"
+        return self.state / LOCK
 
     @property
     def session_settings(self) -> dict[str, str]:
