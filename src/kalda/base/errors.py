@@ -224,6 +224,8 @@ _INVALID_METADATA = frozenset(
 )
 
 
+MORE_THREADS = "raise the limit of threads: TasksMax= of the unit, pids.max of the container, ulimit -u"
+"""What mends that no thread can be started."""
 _MAX_MESSAGE = 8_000
 """Characters of a message; each takes up to four of the 32,767 bytes of a string."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from kalda import __version__
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, WrongState
 from kalda.cli.common.completing import complete_server_property
 from kalda.cli.common.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
 from kalda.cli.common.habits import KAFKA_TOOLS, KCAT_MODES, OTHER_NAMES
@@ -101,6 +101,8 @@ class Kalda(click.Group):
             return super().invoke(ctx)
         except ApiError as error:
             raise failure_of(error) from error
+        except WrongState as error:
+            raise Failure(str(error)) from error
         except OSError as error:
             if error.errno == errno.EPIPE and is_stdout_closed():
                 end_by_closed_pipe()

@@ -19,6 +19,7 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -155,6 +156,14 @@ def run(arguments: list[str]) -> int:
 
     logs.set_up(options.log_level or ("INFO" if options.file else "WARNING"), options.log_format == "json")
     try:
+        _try_threads()
+    except RuntimeError as error:
+        from kalda.base.errors import MORE_THREADS
+
+        log = logging.getLogger("kalda.server")
+        log.error("cannot start: %s; a node needs at least %d threads: %s", error, _LEAST_THREADS, MORE_THREADS)
+        return 1
+    try:
         import uvloop
     except ImportError:
         return asyncio.run(_serve(options))
@@ -244,6 +253,26 @@ def _collect_rarely() -> None:
     # A collection of the younger generations visits at most 20,000 objects, 5 to 15 ms; a full one is rare.
     gc.set_threshold(5_000, 2, 25_000)
     gc.enable()
+
+
+_LEAST_THREADS = 7
+"""Four of libuv, the watchdog's two, one for jobs."""
+
+
+def _try_threads() -> None:
+    """Start the least number of threads, and end them: libuv aborts the process without a word where it cannot start
+    its own. Raises `RuntimeError`."""
+    may_end = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(_LEAST_THREADS):
+            thread = threading.Thread(target=may_end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    finally:
+        may_end.set()
+        for thread in started:
+            thread.join()
 
 
 async def _serve(options: ServerOptions) -> int:

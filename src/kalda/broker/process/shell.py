@@ -12,6 +12,7 @@ Not obvious:
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import random
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kalda.base.background import Background
 from kalda.base.disk import Disk
-from kalda.base.errors import ApiError
+from kalda.base.errors import MORE_THREADS, ApiError
 from kalda.base.ids import Uuid, random_uuid
 from kalda.base.loop_time import TURN_MS, LoopTime
 from kalda.base.pending import Pending
@@ -139,14 +140,30 @@ class ThreadJobs:
     def __init__(self, loop: asyncio.AbstractEventLoop, background: Background, threads: int) -> None:
         self._loop = loop
         self._background = background
+        """Raises `OSError` where no thread can be started."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kalda-job")
+        self._is_open = True
+        self._lacks_threads = False
+        """More than those that run could not be started at least once."""
+        try:
+            self._pool.submit(_nothing)
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"{error}; {MORE_THREADS}") from error
 
     def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `job` on a thread, then `finish(value, failure)` on the loop; one of the two is None.
 
         `finish` is not called where the loop has been closed meanwhile.
         """
-        self._pool.submit(self._run, job, finish)
+        try:
+            self._pool.submit(self._run, job, finish)
+        except RuntimeError as error:
+            # The pool queues a job before it starts another thread for it: one of those that run takes it.
+            if not self._is_open:
+                raise
+            if not self._lacks_threads:
+                self._lacks_threads = True
+                log.warning("jobs wait for each other: %s; %s", error, MORE_THREADS)
 
     def _run(self, job: Callable[[], T], finish: Finish) -> None:
         try:
@@ -167,7 +184,12 @@ class ThreadJobs:
 
     def close(self) -> None:
         """Wait for the jobs that run; those that have not begun are dropped."""
+        self._is_open = False
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _nothing() -> None:
+    """So that one thread runs from the start: later ones may find no room."""
 
 
 class JobPool(Jobs, Protocol):

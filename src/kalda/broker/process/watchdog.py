@@ -17,6 +17,7 @@ and a turn is late only where the process was paused.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import sys
@@ -90,8 +91,9 @@ class Watchdog:
         nothing else of it uses `faulthandler`."""
         self._loop_thread = threading.get_ident()
         self._turned_ms = self._checked_ms = self._clock.machine_ms()
-        self._thread = threading.Thread(target=self._run, args=(owns_process,), name="kalda-watchdog", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(owns_process,), name="kalda-watchdog", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         """End the thread."""
@@ -147,7 +149,8 @@ class Watchdog:
     def _run(self, owns_process: bool) -> None:
         while not self._stopped.wait(_CHECK_S):
             if owns_process and sys.__stderr__ is not None:
-                faulthandler.dump_traceback_later(_LOCKED_S, file=sys.__stderr__)
+                with contextlib.suppress(RuntimeError):  # each call starts a thread, for which there may be no room
+                    faulthandler.dump_traceback_later(_LOCKED_S, file=sys.__stderr__)
             self.check()
         if owns_process:
             faulthandler.cancel_dump_traceback_later()

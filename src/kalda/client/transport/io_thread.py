@@ -27,7 +27,7 @@ import weakref
 from time import perf_counter_ns
 from typing import Protocol
 
-from kalda.base.errors import ApiError, ErrorCode, WrongState
+from kalda.base.errors import MORE_THREADS, ApiError, ErrorCode, WrongState
 from kalda.client.transport.channels import Channels, monotonic_ms
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.held_signals import HeldSignals
@@ -89,10 +89,13 @@ class IoThread(threading.Thread):
 
     def start(self) -> None:
         """Raises `WrongState` in a `__del__` at the interpreter's end: no thread starts any more then, and Python 3.11
-        would wait for this one for ever."""
+        would wait for this one for ever. And where the process may have no more threads."""
         if sys.is_finalizing():
             raise WrongState("the interpreter ends, and runs no new thread: make and use clients before")
-        super().start()
+        try:
+            super().start()
+        except RuntimeError as error:
+            raise WrongState(f"{error}: {MORE_THREADS}") from error
 
     def wake(self) -> None:
         """Make the thread go on now. From any thread.
