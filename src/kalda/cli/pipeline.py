@@ -22,7 +22,7 @@ import click
 from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import Noun
-from kalda.cli.common.output import ProgressLine, counted, is_json, print_json, print_table, report_option, say
+from kalda.cli.common.output import NOTHING, ProgressLine, counted, is_json, print_json, print_table, report_option, say
 from kalda.cli.common.session import json_option, parse_pairs
 
 if TYPE_CHECKING:
@@ -403,7 +403,10 @@ def _flow_line(reports: Mapping[str, FlowReport]) -> ProgressLine:
     wait = CpuWait()
 
     def describe(seconds: float) -> str:
-        parts = [f"{name} {each.state} {_rows(each.rows)}  lag {each.lag:,}" for name, each in reports.items()]
+        parts = [
+            f"{name} {each.state} {_rows(each.rows)}  lag {NOTHING if each.lag is None else f'{each.lag:,}'}"
+            for name, each in reports.items()
+        ]
         said = f"{seconds:5.0f} s  " + ("   ".join(parts) or "Spark starts, and reads the project")
         return f"{said}   waits for the CPU, which others use" if wait.is_long(seconds) else said
 

@@ -231,6 +231,7 @@ def test_tasks_get_what_a_projects_module_defines(tmp_path: Path, monkeypatch: p
 
 def test_a_report_is_counted_once() -> None:
     progress = QueryProgress()
+    assert progress.lag is None
     source = {"numInputRows": 7, "endOffset": '{"a": {"0": 7}}', "latestOffset": '{"a": {"0": 9}}'}
     report = {"batchId": 0, "batchDuration": 500, "sources": [source]}
     for _ in range(3):

@@ -57,7 +57,8 @@ def _of_flow(flow: FlowReport, tags: Tags) -> Iterator[tuple[SensorName, Measura
         ("state-rows", flow.state_rows),
         ("state-bytes", flow.state_bytes),
     ):
-        yield SensorName(_FLOW, name, tags), gauged(value)
+        if value is not None:
+            yield SensorName(_FLOW, name, tags), gauged(value)
     for name, moment_ms in (("last-batch-time-seconds", flow.last_batch_ms), ("watermark-seconds", flow.watermark_ms)):
         if moment_ms:
             yield SensorName(_FLOW, name, tags), gauged(moment_ms / 1000)

@@ -40,8 +40,10 @@ class QueryProgress:
     """The last report."""
 
     @property
-    def lag(self) -> int:
-        """Records of the topics that the query has not read; 0 where the ends are not known."""
+    def lag(self) -> int | None:
+        """Records of the topics that the query has not read; None where the ends are not known."""
+        if not self.latest:
+            return None
         return sum(max(0, end - self.ends.get(partition, 0)) for partition, end in self.latest.items())
 
     @property

@@ -68,8 +68,8 @@ class FlowReport:
     """Of the last batch, by Spark's phases: latestOffset, addBatch, walCommit and so on."""
     rows_per_second: float = 0.0
     """Of the last batch."""
-    lag: int = 0
-    """Records of topics that were not read when the last batch was planned."""
+    lag: int | None = None
+    """Records of topics that were not read when the last batch was planned; None before its report."""
     lag_seconds: float = 0.0
     """For how long, at least, the oldest of them had been there."""
     state_rows: int = 0

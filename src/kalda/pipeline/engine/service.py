@@ -109,7 +109,7 @@ class Served:
         """Of all runs."""
         self._follows_s = 0.0
         """Not before this moment."""
-        self._points: dict[str, deque[tuple[int, int, int, float]]] = {}
+        self._points: dict[str, deque[tuple[int, int, int | None, float]]] = {}
         self._point_s = 0.0
         self._thread = threading.Thread(target=self._live, name=f"project {self.name}")
 
