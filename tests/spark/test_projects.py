@@ -310,10 +310,11 @@ def test_dead_letters_are_given_again_once(world: World, spark: Any, tmp_path: P
 
 
 def test_changes_that_come_late(project: Project, spark: Any) -> None:
-    """Also behind a delete, and twice: types 1 and 2 have what the changes in their order have."""
+    """Also behind a delete, behind one that a change of its own batch has overtaken, and twice: types 1 and 2 have what
+    the changes in their order have."""
     place = SourceCodeLocation("a.py", 1)
-    first = "('a', 1, 1, 'u'), ('b', 1, 2, 'u'), ('a', 2, 5, 'u'), ('b', 1, 6, 'd')"
-    late = "('a', 3, 3, 'u'), ('b', 7, 4, 'u')"
+    first = "('a', 1, 1, 'u'), ('b', 1, 2, 'u'), ('a', 2, 5, 'u'), ('b', 1, 6, 'd'), ('c', 1, 5, 'd'), ('c', 2, 7, 'u')"
+    late = "('a', 3, 3, 'u'), ('b', 7, 4, 'u'), ('c', 3, 6, 'u')"
     with Tables(spark, project.specification) as tables:
         for name, kind in (("newest", 1), ("history", 2)):
             flow = ChangeFlow(
@@ -327,13 +328,15 @@ def test_changes_that_come_late(project: Project, spark: Any) -> None:
                     output = StreamingTable(name, None, place, {}, None, None, None, None)
                     tables.make(f"default.{name}", output, changes.columns(shaped.schema), "evolve")
                 changes.apply(shaped, Batch(name, "app", number))
-    assert project.rows("newest") == [("a", 2, 5)]
+    assert project.rows("newest") == [("a", 2, 5), ("c", 2, 7)]
     assert project.rows("history") == [
         ("a", 1, 1, 3),
         ("a", 2, 5, None),
         ("a", 3, 3, 5),
         ("b", 1, 2, 4),
         ("b", 7, 4, 6),
+        ("c", 2, 7, None),
+        ("c", 3, 6, 7),
     ]
 
 

@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any, Final
 
@@ -213,6 +214,22 @@ def prepare(spark: SparkSession, chosen: Collection[str] | None = None) -> None:
     for name, value in _OF_QUERIES.items():
         if name not in (chosen or ()):
             spark.conf.set(name, value)
+
+
+@contextmanager
+def settings_of(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """The session with these settings of Spark; after the block it has its own again."""
+    before: dict[str, str | None] = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
 
 
 def refuse_ended(spark: SparkSession) -> None:

@@ -43,7 +43,7 @@ from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_defin
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
 from kalda.pipeline.projects.specification import CATALOGS, DELETED, LOCK, QUARANTINE, Specification
 from kalda.pipeline.projects.statements import ChangeFlow
-from kalda.pipeline.session import PipelineError, first_line, refuse_ended
+from kalda.pipeline.session import PipelineError, first_line, refuse_ended, settings_of
 from kalda.pipeline.stores import CONNECTION
 from kalda.pipeline.tables.changes import Changes
 from kalda.pipeline.tables.contracts import CONTRACT, check_contract, difference, fit, holds, nullable, with_rescued
@@ -143,7 +143,8 @@ class FlowRun(ABC):
                 self.poll()
             elif time.monotonic() >= self._starts_s:
                 self.report.state = FlowState.RUNNING
-                with self._conf():
+                conf = self.flow.spark_conf if isinstance(self.flow, Flow) else {}  # a query takes a copy of them
+                with settings_of(self._engine.spark, {k: v for k, v in conf.items() if not k.startswith("kalda.")}):
                     self.start()
         except Exception as error:
             self._fail(error)
@@ -151,23 +152,6 @@ class FlowRun(ABC):
     def _fail(self, error: BaseException) -> None:
         refuse_ended(self._engine.spark)
         self._starts_s = time.monotonic() + (self.restarts.failed(error, self.report) or 0)
-
-    @contextmanager
-    def _conf(self) -> Iterator[None]:
-        """The session with the settings of Spark that the flow has; a query takes a copy of them when it starts."""
-        conf = self.flow.spark_conf if isinstance(self.flow, Flow) else {}
-        session, given = self._engine.spark, {k: v for k, v in conf.items() if not k.startswith("kalda.")}
-        before: dict[str, str | None] = {name: session.conf.get(name, None) for name in given}
-        for name, value in given.items():
-            session.conf.set(name, value)
-        try:
-            yield
-        finally:
-            for name, earlier in before.items():
-                if earlier is None:
-                    session.conf.unset(name)
-                else:
-                    session.conf.set(name, earlier)
 
     @property
     def expectations(self) -> list[Expectation]:

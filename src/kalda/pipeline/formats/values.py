@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kalda.pipeline.files import read_bytes, read_text
 from kalda.pipeline.formats.json_values import MAX_FIELDS, json_columns, parsed_columns, struct_of
-from kalda.pipeline.session import PipelineError
+from kalda.pipeline.session import PipelineError, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -105,14 +105,11 @@ def infer_schema(records: DataFrame) -> str:
     )
     names = _frequent_names(texts)
     reader = spark.read.option("columnNameOfCorruptRecord", "_corrupt")
-    case = spark.conf.get("spark.sql.caseSensitive")
-    spark.conf.set("spark.sql.caseSensitive", "true")  # else names that differ in case only end it
-    try:
-        found = reader.json(texts).schema
-    except PySparkTypeError:  # Spark 4.1 takes no frame here
-        found = reader.json(texts.rdd.map(itemgetter(0))).schema
-    finally:
-        spark.conf.set("spark.sql.caseSensitive", str(case))
+    with settings_of(spark, {"spark.sql.caseSensitive": "true"}):  # else names that differ in case only end it
+        try:
+            found = reader.json(texts).schema
+        except PySparkTypeError:  # Spark 4.1 takes no frame here
+            found = reader.json(texts.rdd.map(itemgetter(0))).schema
     fields = [field for field in found.fields if field.name in names]
     if not fields:
         raise PipelineError("no value of the topic is a JSON object: give the schema, or value format string or bytes")

@@ -164,8 +164,10 @@ class Changes:
         return " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in (*self._keys, *more))
 
     def _keep_deletes(self, shaped: DataFrame, batch: Batch) -> None:
-        deletes = shaped.where(DELETED).select(*map(quoted, [*self._keys, SEQUENCE]))
-        if self.flow.apply_as_deletes is not None and not deletes.isEmpty():
+        from pyspark.sql import functions as f
+
+        if self.flow.apply_as_deletes is not None and shaped.agg(f.count_if(DELETED))._jdf.head().getLong(0):
+            deletes = shaped.where(DELETED).select(*map(quoted, [*self._keys, SEQUENCE]))
             self.tables.append(deletes, self._deleted, batch)
 
     def _dead(self, shaped: DataFrame) -> DataFrame | None:
@@ -186,7 +188,6 @@ class Changes:
             same = [f"s.{quoted(key)} = d.{quoted(key)}" for key in self._keys]
             is_late = f.expr(" AND ".join([*same, f"d.{SEQUENCE} >= s.{SEQUENCE}", f"NOT s.{DELETED}"]))
             newest = newest.alias("s").join(dead.alias("d"), is_late, "left_anti")
-        self._keep_deletes(shaped, batch)  # behind the join: of the batch itself, the newest change of a key counts
         names = [name for name in newest.columns if name != DELETED]
         values = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)
         is_newer = f"s.{SEQUENCE} > t.{SEQUENCE}"
@@ -196,7 +197,12 @@ class Changes:
             f"WHEN MATCHED AND {is_newer} THEN UPDATE SET {values} "
             f"WHEN NOT MATCHED AND NOT s.{DELETED} THEN {_insert(names)}"
         )
-        self.tables.merge(newest, self.name, rest, batch)
+        kept = newest.localCheckpoint()  # MERGE reads it twice, and would itself keep it on the disk
+        try:
+            self._keep_deletes(kept, batch)
+            self.tables.merge(kept, self.name, rest, batch, is_kept=True)
+        finally:
+            kept._jdf.logicalPlan().rdd().unpersist(False)
 
     def _apply_history(self, shaped: DataFrame, batch: Batch) -> None:
         """Compute the intervals of all keys of the batch anew, from their values so far, those of the batch, and all

@@ -32,7 +32,7 @@ from kalda.pipeline.files import Place
 from kalda.pipeline.files import place_of as placed
 from kalda.pipeline.projects.definitions import place_of
 from kalda.pipeline.projects.specification import Specification
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.session import PipelineError, first_line, settings_of
 from kalda.pipeline.stores import StorePath
 from kalda.pipeline.tables.contracts import RESCUED, Difference, difference, quoted
 
@@ -57,6 +57,7 @@ _PAUSE_S: Final = 0.2
 _STORE_LOOKS_S: Final = 10.0
 _APP: Final = "spark.databricks.delta.write.txnAppId"
 _VERSION: Final = "spark.databricks.delta.write.txnVersion"
+_KEEPS: Final = "spark.databricks.delta.merge.materializeSource"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -101,19 +102,6 @@ def retrying(write: Callable[[], None], sleep: Callable[[float], None] = time.sl
 
 def _is_contention(error: BaseException) -> bool:
     return any(each in str(error) for each in _CONTENTION)
-
-
-@contextmanager
-def statement_of(session: SparkSession, batch: Batch) -> Iterator[None]:
-    """Statements in the block belong to the batch, in the session of the batch's frame."""
-    values = {_APP: batch.app, _VERSION: str(batch.number), _METADATA: batch.metadata}
-    for name, value in values.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in values:
-            session.conf.unset(name)
 
 
 class Tables:
@@ -301,14 +289,18 @@ class Tables:
         same = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in keys)
         self.merge(frame, name, f"ON {same} WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *", batch)
 
-    def merge(self, frame: DataFrame, name: str, rest: str, batch: Batch) -> None:
-        """MERGE the rows, `s`, into the table, `t`, once for each batch. `rest`: behind USING."""
+    def merge(self, frame: DataFrame, name: str, rest: str, batch: Batch, *, is_kept: bool = False) -> None:
+        """MERGE the rows, `s`, into the table, `t`, once for each batch. `rest`: behind USING. `is_kept`: whether Spark
+        keeps the rows, so that MERGE need not."""
         session = frame.sparkSession
         view = "kalda_batch_" + re.sub(r"\W", "_", batch.flow)
         frame.createOrReplaceTempView(view)
+        settings = {_APP: batch.app, _VERSION: str(batch.number), _METADATA: batch.metadata}
+        if is_kept:
+            settings[_KEEPS] = "none"
 
         def write() -> None:
-            with statement_of(session, batch):
+            with settings_of(session, settings):
                 session.sql(f"MERGE INTO {self.sql_path(name)} AS t USING `{view}` AS s {rest}")
 
         try:
