@@ -376,7 +376,8 @@ def test_the_upkeep_of_a_table(project: Project, spark: Any) -> None:
         assert not orphan.exists()
         output.table_properties["delta.logRetentionDuration"] = "interval 9 days"
         tables.make("default.kept", output, columns, "evolve")
-    text = max((path / "_delta_log").glob("*.json")).read_text(encoding="utf-8")
+    *_, text = (each.read_text(encoding="utf-8") for each in sorted((path / "_delta_log").glob("*.json")))
+    assert '"delta.checkpointInterval":"50"' in text, "each of Delta's ten would stop a batch"
     assert '"delta.logRetentionDuration":"interval 9 days"' in text
 
 

@@ -239,6 +239,14 @@ def test_a_report_is_counted_once() -> None:
     assert (progress.rows, progress.batches, progress.lag) == (7, 1, 2)
 
 
+def test_records_of_a_batch_that_is_planned() -> None:
+    progress, planned = QueryProgress(), {"a": {"0": 9, "1": 3}, "topic ids": {"a": "x"}}
+    assert progress.records_up_to([planned]) is None
+    progress.add({"batchId": 0, "sources": [{"numInputRows": 7, "endOffset": '{"a": {"0": 7}}'}]})
+    assert progress.records_up_to([planned]) == 5
+    assert progress.records_up_to([planned, {"logOffset": 1}]) is None
+
+
 def test_reports_that_are_known_are_not_asked_for_again() -> None:
     asked: list[int] = []
 

@@ -59,6 +59,7 @@ MODE: Final = "kalda.output.mode"
 KEYS: Final = "kalda.keys"
 _MODES: Final = ("append", "update", "complete")
 _VIEW_THREADS: Final = 2
+_ROWS_OF_TASK: Final = 10_000
 _AT_ONCE: Final = max(2, os.cpu_count() or 2)
 """With `once`: how many flows run beside each other. Each starts Python processes, for which Spark waits 10 s."""
 
@@ -267,7 +268,7 @@ class StreamRun(FlowRun):
         if self.sink is not None:
             self.sink.write(frame, batch, self.keys)
         elif not isinstance(self.flow, ChangeFlow) and self.mode == "append":
-            tables.append(frame, self.target, batch)
+            tables.append(frame.coalesce(1) if self._is_small(batch) else frame, self.target, batch)
         else:
             with self._engine.upkeep.writing(self.target):
                 if isinstance(self.flow, ChangeFlow):
@@ -276,6 +277,12 @@ class StreamRun(FlowRun):
                     tables.replace(frame, self.target, batch)
                 else:
                     tables.upsert(frame, self.target, self.keys, batch)
+
+    def _is_small(self, batch: Batch) -> bool:
+        """Whether the batch is of so few records of topics that one task writes them at once, and one file. Without
+        state, of which each task has its own part."""
+        rows = self._progress.records_up_to(batch.offsets)
+        return rows is not None and rows <= _ROWS_OF_TASK and not self._progress.last.get("stateOperators")
 
     def redriven(self) -> RedriveFlow:
         """How rows of the flow are given again. Raises `PipelineError` where they cannot be."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -45,6 +45,16 @@ class QueryProgress:
         if not self.latest:
             return None
         return sum(max(0, end - self.ends.get(partition, 0)) for partition, end in self.latest.items())
+
+    def records_up_to(self, offsets: Sequence[Any]) -> int | None:
+        """How many records of topics there are between the last report and these offsets, one for each source. None
+        where that is not known: before the first report, and with sources that are no topics."""
+        from kalda.pipeline.engine.checkpoints import offsets_of
+
+        ends = [offsets_of(each) for each in offsets]
+        if not self.ends or not all(ends):
+            return None
+        return sum(end - self.ends.get(partition, 0) for each in ends for partition, end in each.items())
 
     @property
     def available(self) -> int:

@@ -44,6 +44,8 @@ _FILE_RETENTION: Final = "delta.deletedFileRetentionDuration"
 _LOG_RETENTION: Final = "delta.logRetentionDuration"
 """Delta's own 30 days are 2.6 million files of a table with a commit a second, and each commit lists them. A reader
 that is 7 days behind finds removed files anyway."""
+_CHECKPOINTS: Final = "delta.checkpointInterval"
+"""In commits. Delta's own 10 are one each 10 s, in which a batch waits until all files of the table are listed."""
 _WIDENING: Final = "delta.enableTypeWidening"
 """Only where a definition sets it: it keeps readers away that do not have this feature, such as delta-rs."""
 _CONTENTION: Final = (
@@ -203,11 +205,10 @@ class Tables:
                 parts.append(f"CLUSTER BY ({', '.join(map(quoted, output.cluster_by))})")
             if output.comment:
                 parts.append(f"COMMENT {_text(output.comment)}")
-            properties = dict(output.table_properties)
+            properties = {_CHECKPOINTS: "50", **output.table_properties}
             if _FILE_RETENTION not in properties:  # Delta refuses a log that is shorter than this
                 properties.setdefault(_LOG_RETENTION, "interval 7 days")
-            if properties:
-                parts.append(f"TBLPROPERTIES {_pairs(properties)}")
+            parts.append(f"TBLPROPERTIES {_pairs(properties)}")
         try:
             self._spark.sql(" ".join(parts))
         except Exception as error:
