@@ -60,7 +60,7 @@ from kalda.pipeline.session import make_session
 KALDA, BY_HAND = "Kalda", "by hand"
 RATE, TICK_S, WARM_S = 1_000, 0.02, 20.0
 PROGRAM = [sys.executable, "-m", "kalda.cli.main", "pipeline"]
-OLD, YOUNG, AROUND = 1_000, 10, 4
+OLD, YOUNG = 1_000, 10
 COLUMNS = "k bigint, v string, n bigint, gone boolean"
 HEAD = """\
 from pyspark import pipelines as dp
@@ -133,6 +133,11 @@ def freshness_s(table: Path, since_s: float) -> list[float]:
             sent = pq.read_table(file, columns=["timestamp"]).column(0).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
             found += [committed_s - each / 1e6 for each in sent.to_pylist() if each / 1e6 >= since_s]
     return found
+
+
+def around(number: int) -> int:
+    """How many batches before this one, and behind it, belong to its median."""
+    return max(5, number // 100)
 
 
 class Project:
@@ -283,24 +288,25 @@ class Work:
         }
 
     def _batch_ms(self, count: int) -> tuple[float, float]:
-        """What a batch costs around the one of this number, and around the tenth."""
-        name = self.new("small")
+        """What a batch costs around the one of this number, and around the tenth: 990 to 1010, and 5 to 15."""
+        name, last = self.new("small"), count + around(count)
         self.node.create_topics([name])
         with Producer({"bootstrap.servers": f"127.0.0.1:{self.node.port}"}) as producer:
-            for n in range(count + AROUND + 1):
+            for n in range(last + 1):
                 producer.send(name, b"%d" % n)
         given = '(table_properties={"kalda.trigger": "0 seconds"})'
         text = APPEND.format(name=name, given=given, more=', maxOffsetsPerTrigger="1"')
         project = Project(self.directory / name, text, self.node)
         with project.following(self.spark) as report:
             flow = next(iter(report.flows.values()))
-            while flow.batches <= count + AROUND:
+            while flow.batches <= last:
                 if flow.error is not None:
                     raise SystemExit(f"the flow has failed: {flow.error}")
                 time.sleep(0.05)
         at = [committed_s * 1e3 for committed_s, _ in commits_of(project.table(name))]
         costs = [after - before for before, after in pairwise(at)]
-        return tuple(median(costs[max(0, n - AROUND) : n + AROUND]) for n in (count, YOUNG))  # type: ignore[return-value]
+        old, young = (median(costs[n - around(n) : n + around(n)]) for n in (count, YOUNG))
+        return old, young
 
     def refresh(self, who: str) -> dict[Figure, float]:
         name = self.new("refreshed")
