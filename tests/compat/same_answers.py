@@ -38,7 +38,7 @@ _WORDS = frozenset(("error_message", "batch_index_error_message", "topic_config_
 _KEYS = (
     "name", "topic", "topic_name", "topic_id", "index", "partition_index", "partition", "partition_id", "group_id",
     "key", "resource_type", "resource_name", "node_id", "feature", "user", "group_instance_id", "entity_type", "entity",
-    "producer_epoch", "last_sequence",
+    "producer_epoch", "last_sequence", "host",
 )  # fmt: skip
 _READY_S = 10
 _NEWER = {

@@ -25,6 +25,7 @@ _LOGGED_CHARACTERS = 100
 _FIRST_WITH_SOFTWARE = 3
 _FIRST_WITH_MINIMUM_ZERO = 4
 _FIRST_WITH_NODE = 5
+_NO_NODE = -1
 
 
 class Features:
@@ -68,8 +69,8 @@ class ApiVersionsHandlers:
 
     def api_versions(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
         """APIs, versions and features. From version 3 on the request names the client's software (KIP-511). From
-        version 5 on it may name the cluster and the node that the client meant to reach; another one answers
-        REBOOTSTRAP_REQUIRED (KIP-1242)."""
+        version 5 on it may name the cluster and the node that the client meant to reach, both or none; another node
+        answers REBOOTSTRAP_REQUIRED (KIP-1242)."""
         if context.api_version >= _FIRST_WITH_SOFTWARE:
             connection = context.connection
             name, version = request.client_software_name, request.client_software_version
@@ -77,6 +78,8 @@ class ApiVersionsHandlers:
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
             connection.client_software_name = name
             connection.client_software_version = version
+        if context.api_version >= _FIRST_WITH_NODE and (request.cluster_id is None) != (request.node_id == _NO_NODE):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         if context.api_version >= _FIRST_WITH_NODE and request.cluster_id is not None and self._node is not None:
             meant = NodeIdentity(request.cluster_id, request.node_id)
             if meant != self._node:
