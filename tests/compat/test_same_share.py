@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from apache_kafka import ApacheKafkaNode, release_of
 from data_requests import batch, produce
-from same_answers import Asker
+from lone_node import LoneNode
+from same_answers import Asker, compare
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
@@ -44,6 +47,18 @@ ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 _GROUP_RESOURCE = 32
 _SET = 0
 _READY_S = 30
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, jars: Path) -> Iterator[Both]:
+    """As the fixture of all, but no other test has changed features or the groups' coordinators."""
+    home = tmp_path_factory.mktemp("share")
+    with ApacheKafkaNode(home / "kafka", jars) as kafka, LoneNode(home / "kalda") as kalda:
+        kafka.format()
+        kalda.format(release=release_of(jars))
+        for each in (kafka, kalda):
+            each.start()
+        yield lambda scenario: compare(scenario, kafka.port, kalda.port)
 
 
 class Sharer:
