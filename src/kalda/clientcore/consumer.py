@@ -112,19 +112,20 @@ class ConsumerCore(SubscribedCore):
             read_committed=config.read_committed,
             request_timeout_ms=config.request_timeout_ms,
         )
+        self._topic_ids: dict[str, Uuid] = {}
+        """Of the topics in which positions are, to notice one that was deleted and created again."""
         self.committing = Committing(
             self.requests,
             config.group_id,
             lambda: self._membership if self.subscription.is_by_group else None,
             metrics=self.coordinator_metrics,
             require_stable=config.read_committed,
+            topic_ids=self._topic_ids,
         )
         self._membership = self._make_membership(member_id)
         self._next_auto_commit_ms = now_ms + config.auto_commit_interval_ms
         self._next_topics_ms = 0
         """When all topics are listed again, for a subscription by pattern."""
-        self._topic_ids: dict[str, Uuid] = {}
-        """Of the assigned topics, to notice one that was deleted and created again."""
         self._seen_version = -1
         self._lookups: list[_Lookup] = []
 

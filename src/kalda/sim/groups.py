@@ -167,7 +167,7 @@ class _Membership(CheckedReader):
             if response is None:
                 self._may_commit = False
             else:
-                refused = {partition for partition, _ in committed_errors(response)}
+                refused = {partition for partition, _ in committed_errors(request, response)}
                 for partition, offset in offsets.items():
                     if partition not in refused:
                         group.committed[partition] = max(group.committed[partition], offset)

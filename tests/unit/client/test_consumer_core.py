@@ -473,6 +473,27 @@ def test_a_commit_that_is_repeated_is_not_made_for_another_topic_of_that_name() 
     assert cluster.world.fetch({"t": [0]}) == {("t", 0): -1}
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("is_deletion_seen", [False, True])
+def test_a_commit_is_not_made_for_a_topic_made_again_that_the_metadata_does_not_have_yet(
+    protocol: str, is_deletion_seen: bool
+) -> None:
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(10))
+    keys = {"group.id": "g", "group.protocol": protocol, "enable.auto.commit": False, "metadata.max.age.ms": 1_000}
+    member = Member(cluster, **keys).assign(T0)
+    drain(member, 10)
+    cluster.remove_topic("t")
+    if is_deletion_seen:
+        cluster.run_until(lambda: not member.core.metadata.partitions_of("t"))
+    cluster.add_topic("t", 1, generation=2)
+    operation = Operation("the commit", cluster.now_ms + 10_000)
+    member.core.commit({T0: OffsetAndEpoch(10, 0)}, operation, repeats=True)
+    with pytest.raises(ApiError, match="was deleted"):
+        member.wait(operation)
+    assert cluster.world.fetch({"t": [0]}) == {("t", 0): -1}
+
+
 def test_a_topic_made_again_is_read_from_its_beginning_where_it_is_longer_already() -> None:
     """The former position is within the new log."""
     cluster = cluster_of(1)

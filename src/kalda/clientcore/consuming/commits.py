@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from kalda.base.errors import ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
@@ -43,13 +43,18 @@ class GroupMetadata(NamedTuple):
     group_instance_id: str | None = None
 
 
-def commit_request(group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> OffsetCommitRequest:
-    """Commit `offsets` as a member of the group."""
+def commit_request(
+    group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndEpoch], topic_ids: Mapping[str, Uuid] | None = None
+) -> OffsetCommitRequest:
+    """Commit `offsets` as a member of the group. `topic_ids`: of the topics; else `MAX_OFFSET_COMMIT` is the version to
+    send it in."""
+    topic_ids = topic_ids or {}
     topics: dict[str, OffsetCommitRequestTopic] = {}
     for partition, position in offsets.items():
         topic = topics.get(partition.topic)
         if topic is None:
-            topic = topics[partition.topic] = OffsetCommitRequestTopic(name=partition.topic)
+            topic_id = topic_ids.get(partition.topic, ZERO_UUID)
+            topic = topics[partition.topic] = OffsetCommitRequestTopic(name=partition.topic, topic_id=topic_id)
         topic.partitions.append(
             OffsetCommitRequestPartition(
                 partition_index=partition.partition,
@@ -67,12 +72,16 @@ def commit_request(group: GroupMetadata, offsets: Mapping[TopicPartition, Offset
     )
 
 
-def committed_errors(response: OffsetCommitResponse) -> Iterator[tuple[TopicPartition, ErrorCode]]:
+def committed_errors(
+    request: OffsetCommitRequest, response: OffsetCommitResponse
+) -> Iterator[tuple[TopicPartition, ErrorCode]]:
     """The partitions that were not committed."""
+    names = {topic.topic_id: topic.name for topic in request.topics}
     for topic in response.topics:
         for each in topic.partitions:
             if each.error_code:
-                yield TopicPartition(topic.name, each.partition_index), ErrorCode(each.error_code)
+                name = topic.name or names.get(topic.topic_id, "")
+                yield TopicPartition(name, each.partition_index), ErrorCode(each.error_code)
 
 
 def committed_request(

@@ -4,6 +4,11 @@ A commit is sent when the coordinator is known and the member's generation is in
 until its deadline after errors that pass; an asynchronous one is not, since a later commit may have been made. Requests
 are sent in the order of the calls, so an earlier commit never overwrites a later one.
 
+A commit names topics by their ids, where all are known: those of which the positions were at the time of the call, so
+that the coordinator commits nothing for another topic of that name. Kafka's consumer does so with
+`group.protocol=consumer`, by its newest metadata; its classic one names them by name, as does this one beside brokers
+before version 10 of OffsetCommit, unless its metadata has another topic of that name already.
+
 A partition that the coordinator does not know may be newer than its metadata, or deleted. It is taken to be deleted
 where metadata that came after the refusal does not have it either, or has another topic of that name: to repeat the
 commit would hold up the rebalance that takes the partition away, or store the offset for that other topic.
@@ -34,6 +39,7 @@ from kalda.clientcore.consuming.consumer_errors import CommitFailed, Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.groups.membership import Membership
+from kalda.protocol.messages.offsets import OffsetCommitRequest
 from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 
@@ -76,14 +82,16 @@ class Committing:
         *,
         metrics: CoordinatorMetrics | None,
         require_stable: bool,
+        topic_ids: Mapping[str, Uuid],
     ) -> None:
-        """`membership` returns None where the application assigns the partitions; `metrics` is None without a
-        group."""
+        """`topic_ids`: of the topics in which positions are. `membership` returns None where the application assigns
+        the partitions; `metrics` is None without a group."""
         self._requests = requests
         self._group_id = group_id
         self._metrics = metrics
         self._membership = membership
         self._require_stable = require_stable
+        self._topic_ids = topic_ids
         self._commits: deque[_Commit] = deque()
         self._in_flight: _Commit | None = None
         self._reads: list[_Read] = []
@@ -94,7 +102,8 @@ class Committing:
             operation.succeed()
             return
         commit = _Commit(offsets, operation, repeats)
-        commit.topic_ids = {topic: self._topic_id(topic) for topic in {partition.topic for partition in offsets}}
+        for topic, _ in offsets:
+            commit.topic_ids[topic] = self._topic_ids.get(topic) or self._topic_id(topic)
         self._commits.append(commit)
         self.run()
 
@@ -138,14 +147,15 @@ class Committing:
             self._commits.popleft()
             commit.operation.fail(self._requests.coordinator_error)
             return
+        if self._is_any_made_anew(commit):
+            self._on_deleted(commit)
+            return
         if commit.unknown_at_ms is not None:
             if self._requests.metadata.updated_at_ms <= commit.unknown_at_ms:
                 commit.retry_at_ms = self._requests.retry_at_ms()
                 return
             if self._is_any_deleted(commit):
-                self._commits.popleft()
-                why = "the topic was deleted, or has no such partition any more"
-                commit.operation.fail(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why))
+                self._on_deleted(commit)
                 return
         membership = self._membership()
         group = GroupMetadata(self._group_id)
@@ -163,26 +173,34 @@ class Committing:
         self._in_flight = commit
         sent_at_ms = self._requests.now_ms
         sent = dict(islice(commit.left.items(), MAX_PARTITIONS_NAMED))
+        by_id = ZERO_UUID not in commit.topic_ids.values()
+        request = commit_request(group, sent, commit.topic_ids if by_id else None)
         self._requests.send(
             node_id,
-            commit_request(group, sent),
-            lambda answer, error: self._on_committed(commit, sent, sent_at_ms, answer, error),
-            max_version=MAX_OFFSET_COMMIT,
+            request,
+            lambda answer, error: self._on_committed(commit, request, sent, sent_at_ms, answer, error),
+            max_version=None if by_id else MAX_OFFSET_COMMIT,
         )
 
     def _on_committed(
-        self, commit: _Commit, sent: Collection[TopicPartition], sent_at_ms: int, answer: Any, error: ApiError | None
+        self,
+        commit: _Commit,
+        request: OffsetCommitRequest,
+        sent: Collection[TopicPartition],
+        sent_at_ms: int,
+        answer: Any,
+        error: ApiError | None,
     ) -> None:
         self._in_flight = None
         if answer is not None and self._metrics is not None:
             self._metrics.commits.append(self._requests.now_ms - sent_at_ms)
         failed: ApiError | None = error
         if answer is not None:
-            for partition, code in committed_errors(answer):
+            for partition, code in committed_errors(request, answer):
                 if code in FENCED or code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.FENCED_INSTANCE_ID):
                     self._on_fenced(commit, code)
                     return
-                if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
                     commit.unknown_at_ms = self._requests.now_ms
                     self._requests.metadata.request_update()
                 if failed is None or failed.code.retriable:
@@ -198,6 +216,18 @@ class Committing:
             return
         self._requests.on_coordinator_error(failed)
         self._retry(commit, failed)
+
+    def _is_any_made_anew(self, commit: _Commit) -> bool:
+        """Whether the metadata has another topic of the name of one that is meant."""
+        return any(
+            topic_id != ZERO_UUID and self._topic_id(topic) not in (ZERO_UUID, topic_id)
+            for topic, topic_id in commit.topic_ids.items()
+        )
+
+    def _on_deleted(self, commit: _Commit) -> None:
+        self._commits.popleft()
+        why = "the topic was deleted, or has no such partition any more"
+        commit.operation.fail(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why))
 
     def _is_any_deleted(self, commit: _Commit) -> bool:
         """Whether the metadata lacks one of the partitions, or has another topic of that name."""
