@@ -35,6 +35,8 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", None)
 _MAX_VECTORS = 512
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _WARNING_INTERVAL_S = 10.0
+_SLOW_SYNC_US = 1_000_000
+"""A sync that took so long is logged, unless another one was within `_WARNING_INTERVAL_S`."""
 _MANY = 0.75
 """Few descriptors are left where this share of the limit is in use."""
 
@@ -46,12 +48,32 @@ def absolute_dir(path: str) -> str:
     return "/" + "/".join(name for name in whole.split("/") if name)
 
 
+class _Syncs(Durations):
+    """How long files were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warned_s = float("-inf")
+
+    def add(self, path: str, took_us: int) -> None:
+        """A file was synced. From any thread."""
+        self.add_us(took_us)
+        now_s = time.monotonic()
+        if took_us >= _SLOW_SYNC_US and now_s - self._warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s = now_s
+            log.warning(
+                "the disk is slow: the sync of %s took %d ms, and what is committed by it waited as long",
+                path,
+                took_us // 1000,
+            )
+
+
 class _Descriptor:
     """A file descriptor, closed with the last handle that refers to it."""
 
     __slots__ = ("fd", "path", "syncs")
 
-    def __init__(self, fd: int, path: str, syncs: Durations) -> None:
+    def __init__(self, fd: int, path: str, syncs: _Syncs) -> None:
         self.fd = fd
         self.path = path
         """Where the file was opened."""
@@ -158,7 +180,7 @@ class RealFile:
             self._name(error)
             raise
         if self._descriptor is not None:
-            self._descriptor.syncs.add_us((time.monotonic_ns() - began_ns) // 1000)
+            self._descriptor.syncs.add(self._descriptor.path, (time.monotonic_ns() - began_ns) // 1000)
 
     def drop_cache(self) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -265,7 +287,7 @@ class RealDisk:
 
     def __init__(self, reserve: int = 0) -> None:
         """`reserve`: so many descriptors are kept in reserve, from the first file that is opened until `close`."""
-        self.syncs = Durations()
+        self.syncs = _Syncs()
         """How long files were synced. Threads add to it, so a few may be missing."""
         self._opener = _Opener(reserve)
         self._may_use_reserve = reserve > 0
