@@ -23,6 +23,8 @@ PARTITIONS = {"lines": 4, "left": 4, "right": 4, "names": 1}
 OUTPUTS = ("counts", "windows", "joined", "named", "sums")
 _WINDOW_MS = 10_000
 _STEP_MS = 50
+_AGE_MS = 3_600_000
+"""How old the first record is: Apache Kafka warns of records of the future."""
 _NAMES = 5
 
 
@@ -100,7 +102,7 @@ class Feed:
 
     def __init__(self, bootstrap: str, replication: int = 1) -> None:
         self._bootstrap = bootstrap
-        self._began_ms = int(time.time() * 1000)
+        self._began_ms = int(time.time() * 1000) - _AGE_MS
         self.fed = 0
         self.seen: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         """By output: keys and values that were committed, in order of each partition."""
