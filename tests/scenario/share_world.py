@@ -43,6 +43,7 @@ class MemoryPersister:
 
     def __init__(self) -> None:
         self.states: dict[SharePartitionKey, StateRead] = {}
+        self.writes = 0
         self.holds = False
         self.failure: ErrorCode | None = None
         self.waiting: list[tuple[Pending[Any], Any]] = []
@@ -66,6 +67,7 @@ class MemoryPersister:
         return self._answer(self.states.get(key, StateRead(1, -1, [])))
 
     def write(self, key: SharePartitionKey, write: StateWrite) -> Pending[None]:
+        self.writes += 1
         held: list[StateBatch] = self.states.get(key, StateRead(1, -1, [])).batches
         if self.failure is None:
             batches = combined(held, write.batches, write.start_offset)

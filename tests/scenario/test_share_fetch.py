@@ -374,6 +374,17 @@ def test_a_leader_that_was_elected_goes_on_from_what_was_written(world: ShareWor
     assert acquired(world, member.fetch()) == {"a": [(5, 5, 2), (6, 19, 1)]}, "locks are not written"
 
 
+@pytest.mark.parametrize("is_led", [True, False])
+def test_a_former_leader_writes_nothing_when_its_locks_end(world: ShareWorld, is_led: bool) -> None:
+    Member(world).fetch("a", records=10)
+    writes = world.persister.writes
+    if not is_led:
+        world.assign("a", assigned=Assigned(2, 1, (SELF, 2), (SELF, 2)))
+        world.assign("a", assigned=Assigned(SELF, 2, (SELF,), (SELF,)))
+    world.advance(60_000)
+    assert (world.persister.writes > writes) is is_led
+
+
 def test_share_partitions_are_dropped_with_the_leadership(world: ShareWorld) -> None:
     world.assign("b")
     Member(world).fetch("a")

@@ -139,7 +139,9 @@ class SharePartition:
         dead_letters: DeadLetterQueue,
         timers: Timers,
         now_ms: Callable[[], int],
+        is_led: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_led()`: whether this broker leads the partition in that epoch still."""
         self.key = key
         self.leader_epoch = leader_epoch
         """The epoch in which this broker leads the partition; a later one gets another object."""
@@ -156,6 +158,7 @@ class SharePartition:
         self._dead_letters = dead_letters
         self._timers = timers
         self._now_ms = now_ms
+        self._is_led = is_led
         self._state_epoch = 0
         self._archived: list[StateBatch] = []
         """Records whose dead letters are written, before that is written of them."""
@@ -486,7 +489,7 @@ class SharePartition:
 
     def _write_archived(self) -> None:
         archived, self._archived = self._archived, []
-        if self.phase is Phase.ACTIVE:
+        if self._may_write():
             self._write(sorted(archived)).then(self._log_lost_write)
             self._after_change()
 
@@ -502,10 +505,17 @@ class SharePartition:
         self._timer_at_ms = deadline_ms
         self._timer = self._timers.call_later_ms(max(0, deadline_ms - self._now_ms()), self._end_locks)
 
+    def _may_write(self) -> bool:
+        """Whether this is the leader's state still: of what no request causes, nothing may be written by a former
+        leader."""
+        if self.phase is Phase.ACTIVE and not self._is_led():
+            self.end_as_fenced(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        return self.phase is Phase.ACTIVE
+
     def _end_locks(self) -> None:
         """Release what was not acknowledged in time; after a fault again, so that no lock lasts for ever."""
         self._timer = None
-        if self.phase is not Phase.ACTIVE:
+        if not self._may_write():
             return
         try:
             self._release_ended()

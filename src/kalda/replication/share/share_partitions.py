@@ -60,14 +60,16 @@ class SharePartitions:
         if found is not None:
             return found
         self._drop_stale()
+        epoch = partition.leader_epoch
         share = SharePartition(
             key,
-            partition.leader_epoch,
+            epoch,
             lambda: self.settings_of(key.group_id),
             self._persister,
             self._dead_letters,
             self._timers,
             self.now_ms,
+            lambda: partition.is_leader and partition.leader_epoch == epoch,
         )
         self._by_key[key] = partition, share
         share.initialize(lambda: self._first_offset(partition, key.group_id))
