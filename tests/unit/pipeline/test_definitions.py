@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -27,8 +31,10 @@ from pyspark.sql.types import (
 )
 
 from kalda.clientcore.connections.backoff import Backoff
-from kalda.pipeline.engine.engine import interval_s, running_alone, table_columns
+from kalda.pipeline.engine.engine import Engine, interval_s, running_alone, table_columns
+from kalda.pipeline.engine.query import StopEvent
 from kalda.pipeline.engine.restarts import Restarts
+from kalda.pipeline.engine.runs import FlowReport, FlowState
 from kalda.pipeline.projects.check import problems_without_spark, read_project
 from kalda.pipeline.projects.graph import downstream, ordered
 from kalda.pipeline.projects.specification import read_specification
@@ -335,3 +341,14 @@ def test_intervals() -> None:
     assert interval_s("250 ms", "k") == 0.25
     with pytest.raises(PipelineError, match="k is 'soon'"):
         interval_s("soon", "k")
+
+
+def test_flows_are_stopped_beside_each_other() -> None:
+    together = threading.Barrier(2, timeout=30)
+    reports = [FlowReport(name, name, "StreamingTable", FlowState.RUNNING) for name in ("a", "b")]
+    runs = [SimpleNamespace(report=each, stop=together.wait) for each in reports]
+    engine = SimpleNamespace(runs=runs, threads=ThreadPoolExecutor(1), upkeep=SimpleNamespace(close=lambda: None))
+    stopped = StopEvent()
+    stopped.set()
+    Engine._run(cast(Any, engine), stopped, lambda **_: None)
+    assert [each.error for each in reports] == [None, None]

@@ -137,6 +137,14 @@ class FlowRun(ABC):
     def stop(self) -> None:
         self.report.state = FlowState.STOPPED
 
+    def end(self) -> None:
+        """Stop the flow unless it has ended. A failure is in its report: the other flows are stopped all the same."""
+        try:
+            if not self.report.state.is_final:
+                self.stop()
+        except Exception as error:
+            self.report.state, self.report.error = FlowState.STOPPED, first_line(error)
+
     def step(self) -> None:
         """Start the flow, or again, or poll it."""
         try:
@@ -502,12 +510,8 @@ class Engine:
                     self.upkeep.step()
                 stopped.wait(POLL_S)
         finally:
-            for each in self.runs:
-                if not each.report.state.is_final:
-                    try:
-                        each.stop()
-                    except Exception as error:  # the others are stopped all the same
-                        each.report.state, each.report.error = FlowState.STOPPED, first_line(error)
+            with ThreadPoolExecutor(max(1, len(self.runs))) as threads:  # each waits for the batch that it interrupts
+                list(threads.map(FlowRun.end, self.runs))
             self.threads.shutdown(wait=True, cancel_futures=True)
             self.upkeep.close()
             see(at_once=True)
