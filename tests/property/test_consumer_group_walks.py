@@ -8,25 +8,20 @@ after every step; and when the storm is over, all partitions are assigned.
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scenario"))
-
 from consumer_members import Member, contents, settle, state
+from group_walk import TOPICS, GroupWalk
 from groups_world import World
 
 from kalda.assignors.server_assignors import load_assignors
 
-TOPICS = ("t", "u", "v")
 KEY: Final = "group.consumer.assignors"
 
 
-class Walk:
+class Walk(GroupWalk):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         interval_ms = self.random.choice([0, 1_000])
@@ -42,10 +37,7 @@ class Walk:
         """Heartbeats that the network has kept, each with its sender."""
         self.owners: dict[tuple[int, str, int], str] = {}
         """By epoch and partition, who was told to own it."""
-        self._on_elected()
-
-    def _on_elected(self) -> None:
-        self.world.runtime.timers.run = self.background.append  # type: ignore[assignment]
+        self.on_elected()
 
     def step(self) -> None:
         pick = self.random
@@ -119,35 +111,17 @@ class Walk:
             self.members.pop(self.random.randrange(len(self.members)))
 
     def topic(self) -> None:
-        topics, name = self.world.topics, self.random.choice(TOPICS)
-        if name not in topics.ids:
-            topics.add(name, self.random.randint(1, 5), generation=self.made + self.random.randint(2, 1_000))
-            created = True
-        elif self.random.random() < 0.3:
-            topics.remove(name)
+        name, created = self.change_topic(removal=0.3)
+        if name not in self.world.topics.ids:
             for member in self.members:
                 member.owned = {owned for owned in member.owned if owned[0] != name}
-            created = False
-        else:
-            topics.partitions[name] += 1
-            created = False
         self.world.coordinator.on_topics_changed([name], self.made, created=created)
 
     def move(self) -> None:
         """Another coordinator; what the former one had begun is not finished."""
         self.background.clear()
         self.world.elect()
-        self._on_elected()
-
-    def work(self) -> None:
-        """One step of what is done in the background."""
-        if self.background:
-            steps = self.background.popleft()
-            try:
-                next(steps)
-            except StopIteration:
-                return
-            self.background.append(steps)
+        self.on_elected()
 
     # -- what holds
 
@@ -177,12 +151,7 @@ class Walk:
             return
         assert state(world) == "Stable"
         owned = [partition for member in self.members for partition in member.owned]
-        assert sorted(owned) == sorted(
-            (name, index)
-            for name in TOPICS
-            if name in world.topics.ids
-            for index in range(world.topics.partitions[name])
-        )
+        assert sorted(owned) == self.all_partitions()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -9,18 +9,14 @@ member that waits for an assignment which the coordinator believes to be deliver
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scenario"))
-
 from consumer_members import state
+from group_walk import TOPICS, GroupWalk
 from groups_world import Context, World
 
 from kalda.assignors.server_assignors import load_assignors
@@ -33,7 +29,6 @@ from kalda.clientcore.consuming.subscription import Subscription
 from kalda.clientcore.groups.consumer_membership import ConsumerMembership
 from kalda.clientcore.groups.membership import MembershipConfig
 
-TOPICS = ("t", "u", "v")
 POLL_MS = 20_000
 
 
@@ -133,7 +128,7 @@ class Client:
                 self.unknown.discard(topic_id)
 
 
-class Walk:
+class Walk(GroupWalk):
     def __init__(self, seed: int) -> None:
         self.random = pick = random.Random(seed)
         self.is_calm = False
@@ -148,10 +143,7 @@ class Walk:
         self.sent: list[Sent] = []
         self.late: list[Sent] = []
         """Given up by their clients, and still on their way."""
-        self._on_elected()
-
-    def _on_elected(self) -> None:
-        self.world.runtime.timers.run = self.background.append  # type: ignore[assignment]
+        self.on_elected()
 
     def step(self) -> None:
         pick = self.random
@@ -219,14 +211,7 @@ class Walk:
             self.clients.pop(self.random.randrange(len(self.clients)))
 
     def topic(self) -> None:
-        topics, name, created = self.world.topics, self.random.choice(TOPICS), False
-        if name not in topics.ids:
-            topics.add(name, self.random.randint(1, 5), generation=self.made + self.random.randint(2, 1_000))
-            created = True
-        elif self.random.random() < 0.4:
-            topics.remove(name)
-        else:
-            topics.partitions[name] += 1
+        name, created = self.change_topic(removal=0.4)
         self.made += 1
         self.world.coordinator.on_topics_changed([name], self.made, created=created)
 
@@ -240,17 +225,7 @@ class Walk:
         self.world.replicate()
         self.world.elect()
         self.world.coordinator.on_topics_changed(list(self.world.topics.ids), self.made, created=True)
-        self._on_elected()
-
-    def work(self) -> None:
-        """One step of what is done in the background."""
-        if self.background:
-            steps = self.background.popleft()
-            try:
-                next(steps)
-            except StopIteration:
-                return
-            self.background.append(steps)
+        self.on_elected()
 
     # -- the end of the storm
 
@@ -276,16 +251,9 @@ class Walk:
             self.world.pass_time(1_000)
         if not self.clients:
             return
-        topics = self.world.topics
-        expected = {
-            TopicPartition(name, index)
-            for name in TOPICS
-            if name in topics.ids
-            for index in range(topics.partitions[name])
-        }
         assert state(self.world) == "Stable"
         owned = [partition for client in self.clients for partition in client.subscription.partitions]
-        assert sorted(owned) == sorted(expected)
+        assert sorted(owned) == self.all_partitions()
         for client in self.clients:
             assert client.member.error is None
             assert not any(each.is_revoking or each.is_new for each in client.subscription.partitions.values())
