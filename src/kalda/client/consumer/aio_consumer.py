@@ -96,9 +96,6 @@ class Consumer(ConsumerCalls[K, V], AioShell):
             if decoded.batch is not None or self._now_ms() >= due_ms:
                 return decoded.batch
 
-    def _next_records(self) -> None:
-        return None
-
     async def _poll_records(self, timeout: float | None, limit: int) -> list[Record[K, V]]:
         records: list[Record[K, V]] = await self._poll(timeout, lambda: self._core.take_records(limit))
         return self._intercepted(records) if records and self._interceptors else records
@@ -247,11 +244,7 @@ class Consumer(ConsumerCalls[K, V], AioShell):
                     await self._drive(self._leave_steps(leave_group, due_ms))
                     await self._drive(self._push_last_metrics(due_ms))
         finally:
-            self._is_closed = True
-            self._iterator.replace_rest([])
-            self._driven.is_ending = True
-            self._close_objects()
-            io.wake()
+            self._end(io)
         await asyncio.shield(io.ended)
 
     def _now_ns(self) -> int:

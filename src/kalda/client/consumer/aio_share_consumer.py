@@ -99,11 +99,7 @@ class ShareConsumer(ShareCalls[K, V], AioShell):
         try:
             await self._drive(self._close_steps(timeout))
         finally:
-            self._is_closed = True
-            self._iterator.replace_rest([])
-            self._driven.is_ending = True
-            self._close_objects()
-            io.wake()
+            self._end(io)
         await asyncio.shield(io.ended)
 
     # -- inside
@@ -111,6 +107,3 @@ class ShareConsumer(ShareCalls[K, V], AioShell):
     async def _poll(self, steps: Steps) -> Any:
         await asyncio.sleep(0)  # an application that finds records in each poll must let the loop receive and send
         return await self._drive(steps)
-
-    def _next_records(self) -> None:
-        return None

@@ -67,6 +67,17 @@ class AioShell(CommonCalls, AioFace):
         self._core.raise_error()
         return take()
 
+    def _next_records(self) -> None:
+        return None
+
+    def _end(self, io: IoLoop) -> None:
+        """The last of a close: nothing can be called any more."""
+        self._is_closed = True
+        self._iterator.replace_rest([])
+        self._driven.is_ending = True
+        self._close_objects()
+        io.wake()
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConsumerClosed

@@ -102,8 +102,11 @@ class BlockingShell(CommonCalls, BlockingFace):
         self._finalizer.atexit = True
         self._io.start()
 
-    def _stop(self) -> None:
-        """End the I/O, and close all connections."""
+    def _end(self) -> None:
+        """The last of a close: all connections are closed, and nothing can be called any more."""
+        self._is_closed = True
+        self._close_objects()
+        self._iterator.replace_rest([])
         self._finalizer.detach()
         self._io.abandon()
         self._io.join()

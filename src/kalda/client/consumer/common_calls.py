@@ -19,6 +19,7 @@ from kalda.client.transport.driven import Driven
 from kalda.client.transport.faces import ClientFace
 from kalda.clientcore.consuming.consumer_errors import Operation, Wakeup
 from kalda.clientcore.subscribed_core import SubscribedCore
+from kalda.records.consuming import RecordIterator
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -106,6 +107,9 @@ class CommonCalls(ClientFace):
     _driven: ConsumerDriven
     _is_woken: bool
     """`wakeup` was called, and no call has ended with `Wakeup` since."""
+    _is_closed: bool
+    _iterator: RecordIterator
+    """The records of `for` that were taken from the buffers and not returned yet are in it."""
     _lock: AbstractContextManager[Any]
 
     @abstractmethod
@@ -131,6 +135,10 @@ class CommonCalls(ClientFace):
     @abstractmethod
     def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
         """What `take` returns of the buffers. Where a signal handler raises, it was not returned, and is given back."""
+
+    @abstractmethod
+    def _close_objects(self) -> None:
+        """The consumer has ended: what it holds and has a `close` is closed, once."""
 
     @abstractmethod
     def _changed(self) -> None:

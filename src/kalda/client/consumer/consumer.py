@@ -306,10 +306,7 @@ class Consumer(ConsumerCalls[K, V], BlockingShell):
                     self._turn_at_once()
                     self._drive(self._push_last_metrics(due_ms))
         finally:
-            self._is_closed = True
-            self._close_objects()
-            self._iterator.replace_rest([])
-            self._stop()
+            self._end()
 
     def _now_ns(self) -> int:
         return time.perf_counter_ns()

@@ -75,8 +75,6 @@ class ConsumerCalls(CommonCalls, Generic[K, V]):
 
     _core: ConsumerCore
     _config: ConsumerConfig
-    _iterator: RecordIterator
-    """The records of `for` that were taken from the buffers and not returned yet are in it."""
     _listener: RebalanceListener | None
     _listening: object = None
     """The thread or task that is in a call of the listener by `poll`."""

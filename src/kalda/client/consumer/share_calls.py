@@ -50,9 +50,6 @@ class ShareCalls(CommonCalls, Generic[K, V]):
 
     _core: ShareConsumerCore
     _config: ShareConsumerConfig
-    _iterator: RecordIterator
-    """The records of `for` that were taken from the buffers and not returned yet are in it."""
-    _is_closed: bool
     _callback: AcknowledgementCommitCallback | None = None
     _calling: object = None
     """The thread or task that is in a call of the callback."""

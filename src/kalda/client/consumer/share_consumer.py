@@ -91,10 +91,7 @@ class ShareConsumer(ShareCalls[K, V], BlockingShell):
         try:
             self._drive(self._close_steps(timeout))
         finally:
-            self._is_closed = True
-            self._close_objects()
-            self._iterator.replace_rest([])
-            self._stop()
+            self._end()
 
     # -- inside
 
