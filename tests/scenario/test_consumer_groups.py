@@ -375,6 +375,20 @@ def test_regular_expressions_find_topics_made_later() -> None:
     assert (a.owned, dict(world.shard().consumers.groups["g"].regexes.items())) == (set(), {})
 
 
+def test_a_regular_expression_does_not_wait_for_a_clock_that_was_set_back() -> None:
+    """By an hour; or the coordinator before this one had a clock that was an hour ahead."""
+    world = World(consumers=AT_ONCE)
+    world.topics.add("logs-1", 1)
+    a = Member(world, "a", regex="logs-.*")
+    a.beat(), a.beat()
+    world.topics.add("logs-2", 1)
+    world.coordinator.on_topics_changed(["logs-2"], 7, created=True)
+    world.runtime._wall_ms = lambda: world.now - 3_600_000
+    a.beat(), a.beat()
+    assert a.owned == {("logs-1", 0), ("logs-2", 0)}
+    assert world.shard().consumers.groups["g"].regexes["logs-.*"].timestamp_ms == world.now - 3_600_000
+
+
 def test_a_regular_expression_finds_only_what_its_member_may_describe() -> None:
     class OnlyFirst:
         def allows(self, caller: Any, operation: Any, resource: Any, name: str, *_: Any) -> bool:

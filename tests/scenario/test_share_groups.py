@@ -157,6 +157,17 @@ def test_an_initialization_that_fails_or_is_lost_is_tried_again(world: World) ->
     assert "payments" in member.settle()
 
 
+def test_an_initialization_that_is_lost_does_not_wait_for_a_clock_that_was_set_back(world: World) -> None:
+    member = ShareMember(world)
+    member.settle("orders")
+    world.states.holds = True
+    member.settle("orders", "payments")
+    world.states.waiting.clear()  # the broker that asked has stopped
+    world.states.holds = False
+    world.runtime._wall_ms = lambda: world.now - 3_600_000
+    assert member.settle().keys() == {"orders", "payments"}
+
+
 def test_a_member_leaves(world: World) -> None:
     first, second = ShareMember(world, "m1"), ShareMember(world, "m2")
     first.settle("orders")

@@ -250,15 +250,15 @@ class ConsumerProtocol(KindProtocol[ConsumerGroup]):
             return
         last = next(iter(group.regexes.values()), None)
         now_ms = self._clock.wall_ms()
-        if last is not None and now_ms <= last.timestamp_ms + _REGEX_MIN_INTERVAL_MS:
-            return
-        if (
-            last is not None
-            and len(patterns) == len(group.regexes)
-            and last.version >= self._catalog.created_offset
-            and now_ms <= last.timestamp_ms + self._config.regex_refresh_interval_ms
-        ):
-            return
+        if last is not None and last.timestamp_ms <= now_ms:  # else the clock that it is of was ahead of this one
+            if now_ms <= last.timestamp_ms + _REGEX_MIN_INTERVAL_MS:
+                return
+            if (
+                len(patterns) == len(group.regexes)
+                and last.version >= self._catalog.created_offset
+                and now_ms <= last.timestamp_ms + self._config.regex_refresh_interval_ms
+            ):
+                return
         self._resolving.add(group.group_id)
         self._timers.run(self._resolve(caller, group, patterns, now_ms))
 

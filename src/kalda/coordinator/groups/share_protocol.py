@@ -245,7 +245,8 @@ class ShareProtocol(KindProtocol[ShareGroup]):
                 (initialized, True),
                 (held.initializing.get(topic_id), False),
             ):
-                if known is not None and (is_recent or known.since_ms > limit_ms):
+                # A time ahead of the clock says nothing: the clock was set back.
+                if known is not None and (is_recent or limit_ms < known.since_ms <= now_ms):
                     present |= known.partitions
             missing = frozenset(range(shape.partitions)) - present
             if len(missing) > room > 0:
