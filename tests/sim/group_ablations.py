@@ -152,6 +152,13 @@ def _keep_silent_members(switch: Switch) -> None:
     switch.set(KindGroups, "_expire", lambda *_: None)
 
 
+def _keep_positions_of_former_topics(switch: Switch) -> None:
+    """A consumer goes on at its position in a topic that was deleted, when it was created again."""
+    from kalda.clientcore.consumer import ConsumerCore
+
+    switch.set(ConsumerCore, "_watch_topic_ids", lambda self: None)
+
+
 _CONSUMERS, _MIXED, _SHARES = ("consumer-groups",), ("migrating-groups",), ("share-groups",)
 _STREAMS = ("streams-groups",)
 GROUP_ABLATIONS = {
@@ -180,6 +187,14 @@ GROUP_ABLATIONS = {
         Ablation("tasks run once", _run_what_others_run, 1, (), 8.0, loads=_STREAMS),
         Ablation("copies are apart", _copy_beside_the_task, 1, (), 8.0, loads=_STREAMS),
         Ablation("given back when it is said", _take_back_unsaid, 1, (), 8.0, loads=_STREAMS),
+        Ablation(
+            "positions end with their topic",
+            _keep_positions_of_former_topics,
+            1,
+            (),
+            8.0,
+            loads=("recreated-topics",),
+        ),
         Ablation("sessions end", _keep_silent_members, 1, (), 8.0, loads=_STREAMS),
     )
 }

@@ -1,5 +1,5 @@
-"""Seeds of consumer groups (KIP-848), of groups that change their kind, of share groups (KIP-932)
-and of streams groups (KIP-1071).
+"""Seeds of consumer groups (KIP-848), of groups that change their kind, of share groups (KIP-932), of streams groups
+(KIP-1071), and of topics that are deleted and created again below Kalda's clients.
 
 `KALDA_SIM_SEEDS=from:to` runs other seeds, of one node and of three; `KALDA_SIM_ABLATIONS=all` switches off all
 safeguards, one by one. `kalda sim replay SEED --loads share-groups` prints the trace of one.
@@ -12,7 +12,7 @@ import os
 import pytest
 from group_ablations import GROUP_ABLATIONS
 
-from kalda.sim.scenario import GROUP_LOADS, SimPlan, simulate
+from kalda.sim.scenario import GROUP_LOADS, RECREATED_LOAD, SimPlan, simulate
 
 _SEEDS = os.environ.get("KALDA_SIM_SEEDS")
 FIRST, LAST = (int(part) for part in (_SEEDS or "0:1").split(":"))
@@ -21,7 +21,7 @@ QUICK = ("offsets stay with the group", "records have one owner")
 CHOSEN = tuple(GROUP_ABLATIONS) if os.environ.get("KALDA_SIM_ABLATIONS") == "all" else QUICK
 
 
-@pytest.mark.parametrize("load", GROUP_LOADS)
+@pytest.mark.parametrize("load", [*GROUP_LOADS, RECREATED_LOAD])
 @pytest.mark.parametrize("nodes", SIZES)
 @pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_the_promises_of_groups_hold(seed: int, nodes: int, load: str) -> None:

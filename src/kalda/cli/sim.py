@@ -25,7 +25,7 @@ from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
 from kalda.sim.large_group import LargeGroupPlan, simulate_large_group
 from kalda.sim.quorum import recover, stale_leaders, storm
-from kalda.sim.scenario import GROUP_LOADS, LOADS, SimPlan, SimVerdict, simulate
+from kalda.sim.scenario import GROUP_LOADS, LOADS, RECREATED_LOAD, SimPlan, SimVerdict, simulate
 from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
 from kalda.sim.transaction_storm import simulate_transactions
 
@@ -96,6 +96,7 @@ def _work(function: Callable[[int], object], parent: Connection, others: list[Co
 
 
 _NONE = "none"
+_ALL_LOADS = (*LOADS, *GROUP_LOADS, RECREATED_LOAD)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -113,8 +114,8 @@ def _loads(text: str) -> tuple[str, ...]:
     """Loads by name. Raises `click.UsageError`."""
     loads = () if text == _NONE else tuple(part.strip() for part in text.split(",") if part.strip())
     for load in loads:
-        if load not in (*LOADS, *GROUP_LOADS):
-            raise click.UsageError(f"no such load: {load}; give some of {','.join((*LOADS, *GROUP_LOADS))}, or {_NONE}")
+        if load not in _ALL_LOADS:
+            raise click.UsageError(f"no such load: {load}; give some of {','.join(_ALL_LOADS)}, or {_NONE}")
     return loads
 
 

@@ -26,6 +26,7 @@ Nodes, clients and what they record:
 - `ownership`: who owns which partitions of a consumer group, or tasks of a streams group
 - `share_members`: members of share groups, and what these promise
 - `streams_members`: the same of streams groups
+- `recreated`: topics that are deleted and created again below Kalda's own producers, consumers and share consumers
 - `admin`: operators of topics, records, replicas, their log directories, and the quorum
 
 Faults, checks, verdicts:

@@ -14,6 +14,7 @@ from kalda.base.errors import InvalidRequest
 from kalda.base.ids import random_uuid, uuid_to_text
 from kalda.client.admin.aio_admin import Admin
 from kalda.client.consumer.aio_consumer import Consumer
+from kalda.client.consumer.aio_share_consumer import ShareConsumer
 from kalda.client.producer.aio_producer import Producer
 from kalda.client.transport.aio_face import LoopHost
 from kalda.client.transport.channels import Channels
@@ -66,6 +67,14 @@ class SimConsumer(Consumer):
         self._host = SimClientHost(client)
         super().__init__(_common(client) | config)
         _install(self._core.connections, tap)
+
+
+class SimShareConsumer(ShareConsumer):
+    """The share consumer of a simulated client."""
+
+    def __init__(self, client: SimClient, config: dict[str, object]) -> None:
+        self._host = SimClientHost(client)
+        super().__init__(_common(client) | config)
 
 
 class SimAdmin(Admin):

@@ -35,6 +35,7 @@ from kalda.sim.groups import HEARTBEAT_MS, SESSION_MS, SimGroup, SimMember
 from kalda.sim.history import Deleted, RunHistory
 from kalda.sim.machine import EPOCH_MS
 from kalda.sim.ownership import Ownership
+from kalda.sim.recreated import SHARE_GROUP, TOPICS, RecreatedTopics
 from kalda.sim.share_members import (
     DELIVERY_LIMIT,
     LETTERS,
@@ -244,6 +245,9 @@ operator that moves replicas between log directories; readers that send their ra
 a topic that is deleted and created again; a cleaner with short intervals, for the offsets that groups commit."""
 
 
+RECREATED_LOAD = "recreated-topics"
+"""Topics that are deleted and created again, below Kalda's own producers, consumers and share consumers."""
+
 GROUP_LOADS = ("consumer-groups", "migrating-groups", "share-groups", "streams-groups")
 """Groups of the newer kinds: of KIP-848; with members of both protocols, so that they change their kind; of KIP-932; of
 KIP-1071."""
@@ -371,10 +375,12 @@ class _Run:
             overrides["replica.lag.time.max.ms"] = "1500"
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
-        if set(plan.loads) & set(GROUP_LOADS):
+        if set(plan.loads) & {RECREATED_LOAD, *GROUP_LOADS}:
             overrides |= _GROUP_TIMES
-        if "share-groups" in plan.loads:
+        if {"share-groups", RECREATED_LOAD} & set(plan.loads):
             overrides |= _share_configs(plan.nodes)
+        if RECREATED_LOAD in plan.loads:
+            overrides["auto.create.topics.enable"] = "false"
         self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=choices.racks)
         self.history = RunHistory(world)
         self.history.retires = choices.retires
@@ -390,6 +396,7 @@ class _Run:
         self.share_members: list[SimShareMember] = []
         self.streams_groups: list[SimStreamsGroup] = []
         self.streams_members: list[SimStreamsMember] = []
+        self.recreated: RecreatedTopics | None = None
         self.operators: list[Operator | Administrator] = []
         self._racks = world.rng("readers' racks")
         self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
@@ -414,6 +421,11 @@ class _Run:
             await founder.spawn(admin.create(name, count, configs, keep=True))
         self._start_clients()
         await self._start_group_loads(founder)
+        if RECREATED_LOAD in plan.loads:
+            await founder.spawn(SimShareGroup(SHARE_GROUP, [], self.world.violated).configure(founder))
+            self.recreated = RecreatedTopics(self._client, self.world.rng(RECREATED_LOAD), replicas, configs)
+            self.operators.append(self.recreated.operator)
+            self.history.judged_elsewhere |= {*TOPICS, LETTERS}
         self._start_loads(replicas, configs)
         kinds = faults.bearable(plan.kinds, self.durable, plan.nodes, self.choices.log_dirs)
         clients = [name for name in self.world.machines if not name.startswith("node")]
@@ -507,6 +519,7 @@ class _Run:
             await self.losses.finish()
         writing = asyncio.gather(*(producer.finish() for producer in self.producers))
         await cluster.wait(writing.done, "all records sent are acknowledged", _HEALED_S)
+        await self._finish_recreated_topics()
         await self._settle()
         for group in self.groups:
             group.ends = self.observer.ends(self.partitions)
@@ -559,6 +572,21 @@ class _Run:
             group.done = True
         ending = asyncio.gather(*(member.task for member in self.streams_members))
         await self.cluster.wait(ending.done, "all members of streams groups have ended", _HEALED_S)
+
+    async def _finish_recreated_topics(self) -> None:
+        """Every partition takes records, and they are read."""
+        recreated, written = self.recreated, self.observer.written
+        if recreated is None:
+            return
+        writing = asyncio.ensure_future(recreated.finish_writing())
+        await self.cluster.wait(writing.done, "all recreated topics take records", _HEALED_S)
+
+        def what() -> str:
+            return f"all recreated topics are read, but not all that {recreated.missing(written)}"
+
+        await self.cluster.wait(lambda: not recreated.missing(written), what, _HEALED_S)
+        reading = asyncio.ensure_future(recreated.finish())
+        await self.cluster.wait(reading.done, "all readers of recreated topics have ended", _HEALED_S)
 
     def _judge_topics(self) -> None:
         image = self.cluster.image()
