@@ -241,6 +241,7 @@ def _group_as_json(group: Group) -> dict[str, object]:
                 **member._asdict(),
                 "partitions": [partition._asdict() for partition in member.partitions],
                 "target": None if member.target is None else [partition._asdict() for partition in member.target],
+                "tasks": None if member.tasks is None else member.tasks._asdict(),
             }
             for member in group.members
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
@@ -307,6 +308,9 @@ def test_a_streams_group_has_tasks(broker: ScriptedBroker, admin: CommandAdmin) 
     assert member.tasks == (("0_1",), ("1_0", "1_2"), ())
     shown = CliRunner().invoke(cli, ["groups", "describe", "g", "--members", "--bootstrap-server", broker.address])
     assert shown.output.splitlines()[1].split()[-6:-1] == ["p", "4", "0_1", "1_0,", "1_2"], shown.output
+    asked = ["groups", "describe", "g", "--members", "--json", "--bootstrap-server", broker.address]
+    (document,) = json.loads(CliRunner().invoke(cli, asked).output)
+    assert document["members"][0]["tasks"] == {"active": ["0_1"], "standby": ["1_0", "1_2"], "warmup": []}
 
 
 def test_a_refusal_has_the_brokers_message(broker: ScriptedBroker, admin: CommandAdmin) -> None:
