@@ -136,6 +136,8 @@ class StorePath:
         return {each.base_name: (each.mtime_ns or 0) / 1e9 for each in found}
 
     def read_bytes(self, max_bytes: int = -1) -> bytes:
+        if self.scheme == "hdfs" and not self.exists():  # libhdfs would print a stack of Java
+            raise FileNotFoundError(str(self))
         with self._answering() as system, system.open_input_stream(self._path) as opened:
             return bytes(opened.read() if max_bytes < 0 else opened.read(max_bytes))
 
@@ -198,6 +200,8 @@ class StorePath:
             raise
         except (OSError, pyarrow.ArrowException) as error:
             said = str(error).splitlines()[0]
+            if "Unable to load lib" in said:
+                said += "; JAVA_HOME and HADOOP_HOME, or ARROW_LIBHDFS_DIR and CLASSPATH, say where a Hadoop is"
             raise Unavailable(f"{self}: {said.rpartition('AWS Error ')[2][:300]}") from error
 
 

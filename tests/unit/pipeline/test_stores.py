@@ -337,3 +337,12 @@ def test_two_machines_with_state_of_their_own_and_the_same_tables(
             raise AssertionError
     with running_alone(of_two):
         files.check_held(of_two.lock, asks=True)
+
+
+def test_hdfs_without_a_hadoop_says_where_one_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("Unable to load libjvm: libjvm.so: cannot open shared object file")
+
+    monkeypatch.setattr(stores, "_opened", refuse)
+    with pytest.raises(Unavailable, match=r"hdfs://one:9000/lake: Unable to load libjvm.*JAVA_HOME and HADOOP_HOME"):
+        StorePath("hdfs", "one:9000", "lake").times_in()
