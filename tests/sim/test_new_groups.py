@@ -12,6 +12,7 @@ import os
 import pytest
 from group_ablations import GROUP_ABLATIONS
 
+from kalda.sim.ownership import Ownership
 from kalda.sim.scenario import GROUP_LOADS, RECREATED_LOAD, SimPlan, simulate
 
 _SEEDS = os.environ.get("KALDA_SIM_SEEDS")
@@ -37,3 +38,15 @@ def test_without_a_safeguard_a_seed_fails(name: str) -> None:
     assert broken is not None, f"{ablation.seeds} seeds pass without the safeguard: {name}"
     verdict = simulate(broken.plan)
     assert verdict.passed, f"the same seed fails with the safeguard on: {verdict.violation}"
+
+
+def test_an_answer_that_comes_after_its_member_has_left_gives_it_nothing() -> None:
+    violations: list[str] = []
+    ownership = Ownership("g", violations.append, has_one_kind=True)
+    late = ownership.sent("a", 1, None)
+    ownership.sent("a", -1, None)
+    joined = ownership.sent("b", 0, set())
+    ownership.accepted("node", joined, "b", 3, frozenset({("t", 0)}))
+    ownership.accepted("node", late, "a", 2, frozenset({("t", 0)}))
+    ownership.accepted("node", ownership.sent("b", 3, None), "b", 3, None)
+    assert not violations

@@ -53,6 +53,9 @@ class Ownership:
         """The members that hold each thing."""
         self._in_epoch: dict[tuple[int, Thing], str] = {}
         self._sent = 0
+        self._ended: dict[str, int] = {}
+        """The number of each member's latest heartbeat by which it left or began anew: it ignores answers to earlier
+        ones."""
 
     def watched(self, node_id: int, request: ConsumerGroupHeartbeatRequest, on_done: OnDone) -> OnDone:
         """What is called with the answer to a heartbeat that is being sent to a node."""
@@ -76,6 +79,7 @@ class Ownership:
         self._sent += 1
         if epoch <= 0:  # it leaves, or begins anew without anything
             self._forget(member)
+            self._ended[member] = self._sent
         elif has is not None and member in self._owners:
             self._hold(member, has)
         return self._sent
@@ -101,6 +105,8 @@ class Ownership:
     def accepted(self, node: str, number: int, member: str, epoch: int, assigned: frozenset[Thing] | None) -> None:
         """A node has accepted the heartbeat with this number, and assigns something else than before, unless that is
         None."""
+        if number < self._ended.get(member, 0):
+            return
         owner = self._owners.setdefault(member, _Owner())
         if owner.replaced_by.startswith(f"{node}:") and number > owner.replaced_number:
             self._violated(f"{self._group}: {member} is a member still, but {owner.replaced_by} has what it had")
