@@ -10,20 +10,16 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.module import Module
 from kalda.broker.requests.context import RequestContext
-from kalda.broker.requests.rows import Row, message_of, on_cluster
+from kalda.broker.requests.rows import Row, on_cluster
 from kalda.metadata.acls import StandardAcl, filter_matcher
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import (
-    AclCreationResult,
     AclDescription,
     AclOperation,
-    CreateAclsRequest,
     CreateAclsResponse,
-    DeleteAclsFilterResult,
-    DeleteAclsRequest,
     DeleteAclsResponse,
     DescribeAclsRequest,
     DescribeAclsResource,
@@ -83,17 +79,7 @@ class AclHandlers(Module):
 # How each API reports that the whole request failed.
 
 
-def create_acls_failed(request: CreateAclsRequest, version: int, error: ApiError) -> CreateAclsResponse:
-    """The error of every entry."""
-    return CreateAclsResponse(
-        results=[AclCreationResult(error_code=error.code, error_message=message_of(error)) for _ in request.creations]
-    )
+create_acls_failed = error_on_items(CreateAclsResponse, "results", "creations")
 
 
-def delete_acls_failed(request: DeleteAclsRequest, version: int, error: ApiError) -> DeleteAclsResponse:
-    """The error of every filter."""
-    return DeleteAclsResponse(
-        filter_results=[
-            DeleteAclsFilterResult(error_code=error.code, error_message=message_of(error)) for _ in request.filters
-        ]
-    )
+delete_acls_failed = error_on_items(DeleteAclsResponse, "filter_results", "filters")

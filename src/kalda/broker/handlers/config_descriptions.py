@@ -17,9 +17,9 @@ from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.topic_names import validate_topic_name
+from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.process.loggers import logger_levels
 from kalda.broker.requests.context import MAX_ANSWER_BYTES, Encoded
-from kalda.broker.requests.rows import message_of
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC
@@ -186,19 +186,7 @@ def _described(
     )
 
 
-def describe_configs_failed(request: DescribeConfigsRequest, version: int, error: ApiError) -> DescribeConfigsResponse:
-    """The error of every resource."""
-    return DescribeConfigsResponse(
-        results=[
-            DescribeConfigsResult(
-                error_code=error.code,
-                error_message=message_of(error),
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        ]
-    )
+describe_configs_failed = error_on_items(DescribeConfigsResponse, "results", "resources")
 
 
 def check_broker(broker_id: int, name: str, no_number: str, another: str) -> None:

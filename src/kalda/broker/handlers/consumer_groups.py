@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.handlers.shared import described, error_on_groups, error_on_top
+from kalda.broker.handlers.shared import described, error_on_items, error_on_top
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Items, itself
 from kalda.broker.requests.rows import Authorization, Row, on_group
@@ -102,6 +102,4 @@ def _visible(
     )
 
 
-consumer_group_describe_failed = error_on_groups(
-    ConsumerGroupDescribeResponse, ConsumerGroupDescribeResponseDescribedGroup
-)
+consumer_group_describe_failed = error_on_items(ConsumerGroupDescribeResponse, "groups", "group_ids")

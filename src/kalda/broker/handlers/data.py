@@ -29,7 +29,7 @@ from kalda.base.sensors import Measurable, SensorName, Sensors, counted
 from kalda.base.topic_names import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.offsets import check_isolation
-from kalda.broker.handlers.shared import fetch_failed
+from kalda.broker.handlers.shared import error_on_items, fetch_failed
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import coordinator_lookup
@@ -37,7 +37,7 @@ from kalda.broker.replicas.opening import OpeningPartitions
 from kalda.broker.replicas.peers import BrokerPeers, ReplicaFetcherManager
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, own_name
-from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row
 from kalda.broker.requests.throttling import is_follower
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
@@ -47,12 +47,10 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller, audit
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
 from kalda.protocol.messages.produce import (
-    PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     ProduceResponseNodeEndpoint,
     TopicProduceData,
-    TopicProduceResponse,
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.quota.managers import Windows
@@ -345,25 +343,14 @@ def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encod
     return nothing
 
 
+_records_refused = error_on_items(
+    ProduceResponse, "responses.partition_responses", "topic_data.partition_data", base_offset=-1
+)
+
+
 def produce_failed(request: ProduceRequest, version: int, error: ApiError) -> ProduceResponse | None:
     """The error of every partition. None with acks=0."""
-    if request.acks == 0:
-        return None
-    return ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=[
-                    PartitionProduceResponse(
-                        index=each.index, error_code=error.code, error_message=message_of(error), base_offset=-1
-                    )
-                    for each in topic.partition_data
-                ],
-            )
-            for topic in request.topic_data
-        ]
-    )
+    return _records_refused(request, version, error) if request.acks else None
 
 
 log = logging.getLogger("kalda.broker")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import Module
 from kalda.broker.requests.context import RequestContext
@@ -172,15 +173,7 @@ def describe_client_quotas_failed(
     return DescribeClientQuotasResponse(error_code=error.code, error_message=message_of(error), entries=None)
 
 
-def describe_user_scram_credentials_failed(
-    request: DescribeUserScramCredentialsRequest, version: int, error: ApiError
-) -> DescribeUserScramCredentialsResponse:
-    """The error on top, and of every user without its name."""
-    return DescribeUserScramCredentialsResponse(
-        error_code=error.code,
-        error_message=message_of(error),
-        results=[
-            DescribeUserScramCredentialsResult(error_code=error.code, error_message=message_of(error))
-            for _ in request.users or ()
-        ],
-    )
+describe_user_scram_credentials_failed = error_on_items(
+    DescribeUserScramCredentialsResponse, "results", "users", on_top=True
+)
+"""Without the names of the users, as in Apache Kafka."""

@@ -16,25 +16,18 @@ from kalda.base.errors import ApiError
 from kalda.base.sensors import NO_TAGS
 from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.acls import create_acls_failed, delete_acls_failed
-from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, message_of
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
-    AlterClientQuotasRequest,
     AlterClientQuotasResponse,
-    AlterClientQuotasResponseEntityData,
-    AlterClientQuotasResponseEntryData,
     UpdateFeaturesResponse,
 )
 from kalda.protocol.messages.brokers import UnregisterBrokerResponse, UnregisterControllerResponse
 from kalda.protocol.messages.configs import (
-    AlterConfigsRequest,
     AlterConfigsResponse,
-    AlterConfigsResponseAlterConfigsResourceResponse,
-    IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
-    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
 from kalda.protocol.messages.quorum import (
     AddRaftVoterResponse,
@@ -47,27 +40,14 @@ from kalda.protocol.messages.security import (
     AlterUserScramCredentialsResult,
 )
 from kalda.protocol.messages.topics import (
-    AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
-    CreatableTopicResult,
-    CreatePartitionsRequest,
     CreatePartitionsResponse,
-    CreatePartitionsTopicResult,
-    CreateTopicsRequest,
     CreateTopicsResponse,
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
-    ElectLeadersRequest,
     ElectLeadersResponse,
-    ElectLeadersResponsePartitionResult,
-    ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
-    OngoingPartitionReassignment,
-    OngoingTopicReassignment,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-    ReplicaElectionResult,
 )
 
 _FIRST_ELECTION_ERROR_ON_TOP = 1
@@ -110,14 +90,7 @@ def forwarded_rows(forwarding: Forwarding) -> list[Row]:
 # Topics and partitions
 
 
-def create_topics_failed(request: CreateTopicsRequest, version: int, error: ApiError) -> CreateTopicsResponse:
-    """The error of every topic."""
-    return CreateTopicsResponse(
-        topics=[
-            CreatableTopicResult(name=topic.name, error_code=error.code, error_message=message_of(error))
-            for topic in request.topics
-        ]
-    )
+create_topics_failed = error_on_items(CreateTopicsResponse, "topics")
 
 
 def delete_topics_failed(request: DeleteTopicsRequest, version: int, error: ApiError) -> DeleteTopicsResponse:
@@ -136,128 +109,34 @@ def delete_topics_failed(request: DeleteTopicsRequest, version: int, error: ApiE
     return response
 
 
-def create_partitions_failed(
-    request: CreatePartitionsRequest, version: int, error: ApiError
-) -> CreatePartitionsResponse:
-    """The error of every topic."""
-    return CreatePartitionsResponse(
-        results=[
-            CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=message_of(error))
-            for topic in request.topics
-        ]
-    )
+create_partitions_failed = error_on_items(CreatePartitionsResponse, "results", "topics")
 
 
-def elect_leaders_failed(request: ElectLeadersRequest, version: int, error: ApiError) -> ElectLeadersResponse:
-    """The error of every partition; on top as well, from version 1 on."""
-    return ElectLeadersResponse(
-        error_code=error.code if version >= _FIRST_ELECTION_ERROR_ON_TOP else 0,
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=topic.topic,
-                partition_result=[
-                    ElectLeadersResponsePartitionResult(
-                        partition_id=index, error_code=error.code, error_message=message_of(error)
-                    )
-                    for index in topic.partitions
-                ],
-            )
-            for topic in request.topic_partitions or ()
-        ],
-    )
+elect_leaders_failed = error_on_items(
+    ElectLeadersResponse, "replica_election_results.partition_result", "topic_partitions.partitions", on_top=True
+)
 
 
-def reassign_failed(
-    request: AlterPartitionReassignmentsRequest, version: int, error: ApiError
-) -> AlterPartitionReassignmentsResponse:
-    """The error on top and of every partition."""
-    return AlterPartitionReassignmentsResponse(
-        error_code=error.code,
-        error_message=message_of(error),
-        responses=[
-            ReassignableTopicResponse(
-                name=topic.name,
-                partitions=[
-                    ReassignablePartitionResponse(
-                        partition_index=each.partition_index, error_code=error.code, error_message=message_of(error)
-                    )
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )
+reassign_failed = error_on_items(
+    AlterPartitionReassignmentsResponse, "responses.partitions", "topics.partitions", on_top=True
+)
 
 
-def list_reassignments_failed(
-    request: ListPartitionReassignmentsRequest, version: int, error: ApiError
-) -> ListPartitionReassignmentsResponse:
-    """The error on top; the partitions of the request, as none that is being reassigned."""
-    return ListPartitionReassignmentsResponse(
-        error_code=error.code,
-        error_message=message_of(error),
-        topics=[
-            OngoingTopicReassignment(
-                name=topic.name,
-                partitions=[OngoingPartitionReassignment(partition_index=index) for index in topic.partition_indexes],
-            )
-            for topic in request.topics or ()
-        ],
-    )
+list_reassignments_failed = error_on_items(
+    ListPartitionReassignmentsResponse, "topics.partitions", "topics.partition_indexes", on_top=True
+)
 
 
 # Configs, quotas, credentials, features
 
 
-def alter_configs_failed(request: AlterConfigsRequest, version: int, error: ApiError) -> AlterConfigsResponse:
-    """The error of every resource."""
-    return AlterConfigsResponse(
-        responses=[
-            AlterConfigsResponseAlterConfigsResourceResponse(
-                error_code=error.code,
-                error_message=message_of(error),
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        ]
-    )
+alter_configs_failed = error_on_items(AlterConfigsResponse, "responses", "resources")
 
 
-def incremental_alter_configs_failed(
-    request: IncrementalAlterConfigsRequest, version: int, error: ApiError
-) -> IncrementalAlterConfigsResponse:
-    """The error of every resource."""
-    return IncrementalAlterConfigsResponse(
-        responses=[
-            IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
-                error_code=error.code,
-                error_message=message_of(error),
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        ]
-    )
+incremental_alter_configs_failed = error_on_items(IncrementalAlterConfigsResponse, "responses", "resources")
 
 
-def alter_client_quotas_failed(
-    request: AlterClientQuotasRequest, version: int, error: ApiError
-) -> AlterClientQuotasResponse:
-    """The error of every entity."""
-    return AlterClientQuotasResponse(
-        entries=[
-            AlterClientQuotasResponseEntryData(
-                error_code=error.code,
-                error_message=message_of(error),
-                entity=[
-                    AlterClientQuotasResponseEntityData(entity_type=each.entity_type, entity_name=each.entity_name)
-                    for each in entry.entity
-                ],
-            )
-            for entry in request.entries
-        ]
-    )
+alter_client_quotas_failed = error_on_items(AlterClientQuotasResponse, "entries.entity")
 
 
 def alter_scram_failed(

@@ -30,7 +30,7 @@ from kalda.broker.handlers.consumer_groups import ConsumerGroupHandlers
 from kalda.broker.handlers.group_kinds import GroupKinds
 from kalda.broker.handlers.share_coordinators import ShareCoordinators
 from kalda.broker.handlers.share_groups import ShareGroupHandlers
-from kalda.broker.handlers.shared import error_on_partitions, error_on_top
+from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.handlers.streams_groups import StreamsGroupHandlers
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.metadata_cache import MetadataCache
@@ -38,7 +38,7 @@ from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import Coordinators, add_load_times
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, itself
-from kalda.broker.requests.rows import Authorization, Row, message_of, on_group
+from kalda.broker.requests.rows import Authorization, Row, on_group
 from kalda.coordinator.groups.classic_group import GroupState
 from kalda.coordinator.groups.config import (
     GROUP_METRICS,
@@ -72,12 +72,9 @@ from kalda.protocol.access import (
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.groups import (
-    DeletableGroupResult,
-    DeleteGroupsRequest,
     DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
-    DescribeGroupsResponseDescribedGroup,
     HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
@@ -88,25 +85,15 @@ from kalda.protocol.messages.groups import (
     SyncGroupResponse,
 )
 from kalda.protocol.messages.offsets import (
-    OffsetCommitRequest,
     OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
     OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
     OffsetFetchRequest,
     OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponseTopic,
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
 )
 from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
@@ -212,9 +199,7 @@ class GroupHandlers:
     def _rows_of_offsets(self) -> list[Row]:
         requests, timed = self._coordinator.offsets, self._timed
         committed = Items(READ_TOPIC, offset_commit_failed, name_of=self._name_of)
-        offsets_not_deleted = error_on_partitions(
-            OffsetDeleteResponse, OffsetDeleteResponseTopic, OffsetDeleteResponsePartition
-        )
+        offsets_not_deleted = error_on_items(OffsetDeleteResponse, "topics.partitions")
         committed_in_transaction = Items(READ_TOPIC, txn_offset_commit_failed, name_of=self._name_of)
         deleted = Items(READ_TOPIC, offsets_not_deleted, handles_none=True)
         of_topics = ("topics", "partitions")
@@ -331,83 +316,31 @@ def join_group_failed(request: JoinGroupRequest, version: int, error: ApiError) 
     return JoinGroupResponse(error_code=error.code, protocol_name=name)
 
 
-def describe_groups_failed(request: DescribeGroupsRequest, version: int, error: ApiError) -> DescribeGroupsResponse:
-    """The error of every group."""
-    message = message_of(error) if version >= _FIRST_DESCRIBE_WITH_MESSAGE else None
-    return DescribeGroupsResponse(
-        groups=[
-            DescribeGroupsResponseDescribedGroup(group_id=group_id, error_code=error.code, error_message=message)
-            for group_id in request.groups
-        ]
-    )
+describe_groups_failed = error_on_items(DescribeGroupsResponse, "groups")
 
 
-def delete_groups_failed(request: DeleteGroupsRequest, version: int, error: ApiError) -> DeleteGroupsResponse:
-    """The error of every group."""
-    return DeleteGroupsResponse(
-        results=[
-            DeletableGroupResult(group_id=group_id, error_code=error.code, error_message=message_of(error))
-            for group_id in request.groups_names
-        ]
-    )
+delete_groups_failed = error_on_items(DeleteGroupsResponse, "results", "groups_names")
 
 
-def offset_commit_failed(request: OffsetCommitRequest, version: int, error: ApiError) -> OffsetCommitResponse:
-    """The error of every partition."""
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+offset_commit_failed = error_on_items(OffsetCommitResponse, "topics.partitions")
 
 
-def txn_offset_commit_failed(request: TxnOffsetCommitRequest, version: int, error: ApiError) -> TxnOffsetCommitResponse:
-    """The error of every partition."""
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+txn_offset_commit_failed = error_on_items(TxnOffsetCommitResponse, "topics.partitions")
+
+
+_groups_not_fetched = error_on_items(OffsetFetchResponse, "groups")
+_offsets_not_fetched = error_on_items(
+    OffsetFetchResponse, "topics.partitions", "topics.partition_indexes", committed_offset=-1
+)
 
 
 def offset_fetch_failed(request: OffsetFetchRequest, version: int, error: ApiError) -> OffsetFetchResponse:
     """The error of every group from version 8 on, on top in versions 2 to 7, of every partition in version 1."""
     if version >= _FIRST_FETCH_OF_GROUPS:
-        return OffsetFetchResponse(
-            groups=[
-                OffsetFetchResponseGroup(group_id=group.group_id, error_code=error.code) for group in request.groups
-            ]
-        )
+        return _groups_not_fetched(request, version, error)
     if version >= _FIRST_FETCH_ERROR_ON_TOP:
         return OffsetFetchResponse(error_code=error.code)
-    return OffsetFetchResponse(
-        topics=[
-            OffsetFetchResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetFetchResponsePartition(partition_index=index, committed_offset=-1, error_code=error.code)
-                    for index in topic.partition_indexes
-                ],
-            )
-            for topic in request.topics or ()
-        ]
-    )
+    return _offsets_not_fetched(request, version, error)
 
 
 _MANAGER = "kafka.coordinator.group:type=GroupMetadataManager"

@@ -8,6 +8,7 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import is_topic_name, validate_topic_name
+from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import RequestContext
@@ -24,9 +25,6 @@ from kalda.protocol.messages.transactions import (
     PartitionResponse,
     ProducerState,
     TopicResponse,
-    WritableTxnMarkerPartitionResult,
-    WritableTxnMarkerResult,
-    WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
@@ -143,41 +141,9 @@ def _legal_name(topic: DescribeProducersRequestTopicRequest) -> str | None:
 # How each API reports that the whole request failed.
 
 
-def write_txn_markers_failed(request: WriteTxnMarkersRequest, version: int, error: ApiError) -> WriteTxnMarkersResponse:
-    """The error of every partition."""
-    return WriteTxnMarkersResponse(
-        markers=[
-            WritableTxnMarkerResult(
-                producer_id=marker.producer_id,
-                topics=[
-                    WritableTxnMarkerTopicResult(
-                        name=topic.name,
-                        partitions=[
-                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=error.code)
-                            for index in topic.partition_indexes
-                        ],
-                    )
-                    for topic in marker.topics
-                ],
-            )
-            for marker in request.markers
-        ]
-    )
+write_txn_markers_failed = error_on_items(
+    WriteTxnMarkersResponse, "markers.topics.partitions", "markers.topics.partition_indexes"
+)
 
 
-def describe_producers_failed(
-    request: DescribeProducersRequest, version: int, error: ApiError
-) -> DescribeProducersResponse:
-    """The error of every partition."""
-    return DescribeProducersResponse(
-        topics=[
-            TopicResponse(
-                name=topic.name,
-                partitions=[
-                    PartitionResponse(partition_index=index, error_code=error.code, error_message=message_of(error))
-                    for index in topic.partition_indexes
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+describe_producers_failed = error_on_items(DescribeProducersResponse, "topics.partitions", "topics.partition_indexes")

@@ -9,7 +9,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.channels.auto_topics import AutoTopics
-from kalda.broker.handlers.shared import check_endpoint_type, error_on_top
+from kalda.broker.handlers.shared import check_endpoint_type, error_on_items, error_on_top
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.module import Module
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
@@ -541,15 +541,7 @@ def metadata_failed(request: MetadataRequest, version: int, error: ApiError) -> 
     )
 
 
-def describe_topic_partitions_failed(
-    request: DescribeTopicPartitionsRequest, version: int, error: ApiError
-) -> DescribeTopicPartitionsResponse:
-    """The error of every topic."""
-    return DescribeTopicPartitionsResponse(
-        topics=[
-            DescribeTopicPartitionsResponseTopic(name=topic.name, error_code=error.code) for topic in request.topics
-        ]
-    )
+describe_topic_partitions_failed = error_on_items(DescribeTopicPartitionsResponse, "topics")
 
 
 def find_coordinator_failed(request: FindCoordinatorRequest, version: int, error: ApiError) -> FindCoordinatorResponse:

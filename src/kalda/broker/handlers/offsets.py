@@ -8,7 +8,7 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
-from kalda.broker.handlers.shared import error_on_partitions
+from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import Reply, RequestContext
@@ -102,12 +102,8 @@ class OffsetHandlers(Module):
     def rows(self) -> list[Row]:
         """One row an API."""
         per_item = Authorization.PER_ITEM
-        list_offsets_failed = error_on_partitions(
-            ListOffsetsResponse, ListOffsetsTopicResponse, ListOffsetsPartitionResponse
-        )
-        delete_records_failed = error_on_partitions(
-            DeleteRecordsResponse, DeleteRecordsTopicResult, DeleteRecordsPartitionResult, low_watermark=-1
-        )
+        list_offsets_failed = error_on_items(ListOffsetsResponse, "topics.partitions")
+        delete_records_failed = error_on_items(DeleteRecordsResponse, "topics.partitions", low_watermark=-1)
         epochs_of = Items(_need_for_epochs, offset_for_leader_epoch_failed, name_of=lambda each: str(each.topic))
         return [
             Row(
@@ -344,19 +340,4 @@ def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
 # How each API reports that the whole request failed.
 
 
-def offset_for_leader_epoch_failed(
-    request: OffsetForLeaderEpochRequest, version: int, error: ApiError
-) -> OffsetForLeaderEpochResponse:
-    """The error of every partition."""
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[
-                    OffsetForLeaderEpochResponseEpochEndOffset(partition=each.partition, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+offset_for_leader_epoch_failed = error_on_items(OffsetForLeaderEpochResponse, "topics.partitions")

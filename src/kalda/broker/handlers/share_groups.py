@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.handlers.shared import described, error_on_groups, error_on_top
+from kalda.broker.handlers.shared import described, error_on_items, error_on_top
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Items, itself
 from kalda.broker.requests.rows import Authorization, Row, message_of, on_group
@@ -188,21 +188,10 @@ def _visible_offsets(
 # How each API reports that the whole request failed.
 
 
-share_group_describe_failed = error_on_groups(ShareGroupDescribeResponse, ShareGroupDescribeResponseDescribedGroup)
+share_group_describe_failed = error_on_items(ShareGroupDescribeResponse, "groups", "group_ids")
 
 
-def describe_offsets_failed(
-    request: DescribeShareGroupOffsetsRequest, version: int, error: ApiError
-) -> DescribeShareGroupOffsetsResponse:
-    """The error of every group."""
-    return DescribeShareGroupOffsetsResponse(
-        groups=[
-            DescribeShareGroupOffsetsResponseGroup(
-                group_id=group.group_id, error_code=int(error.code), error_message=message_of(error)
-            )
-            for group in request.groups
-        ]
-    )
+describe_offsets_failed = error_on_items(DescribeShareGroupOffsetsResponse, "groups")
 
 
 def _alter_failed_of_topics(request: Any, version: int, error: ApiError) -> AlterShareGroupOffsetsResponse:

@@ -7,7 +7,8 @@ Their handlers differ. What both listeners forward or take from envelopes is in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, Final, TypeVar
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
@@ -23,6 +24,7 @@ from kalda.protocol.messages.fetch import (
 from kalda.protocol.messages.metadata import EndpointType
 from kalda.protocol.messages.security import AclResourceType
 from kalda.protocol.notation import Response, Struct
+from kalda.protocol.schema import WireField, wire_struct
 
 _LAST_FETCH_BY_NAME = 12
 
@@ -39,26 +41,64 @@ def error_on_top(response: type[Response]) -> Callable[[Any, int, ApiError], Res
     return failed
 
 
-def error_on_partitions(
-    response: type[Response], topic: type[Struct], partition: type[Struct], **values: Any
-) -> Callable[[Any, int, ApiError], Response]:
-    """How an API reports that the whole request failed whose response has an error a partition: topics have a `name`,
-    partitions a `partition_index`, and `values`."""
+_KEYS: Final = frozenset(
+    (
+        "name", "topic", "topic_id", "partition", "partition_index", "index", "group_id", "producer_id",
+        "resource_type", "resource_name", "entity_type", "entity_name",
+    )
+)  # fmt: skip
+"""Fields by which requests name things, and responses those of the request."""
 
-    def failed(request: Any, version: int, error: ApiError) -> Response:
-        topics = [
-            topic(
-                name=each.name,
-                partitions=[
-                    partition(partition_index=one.partition_index, error_code=error.code, **values)
-                    for one in each.partitions
-                ],
-            )
-            for each in request.topics
-        ]
-        return response(topics=topics)
+
+def error_on_items(
+    response: type[R], answered: str, asked: str = "", *, on_top: bool = False, **values: Any
+) -> Callable[[Any, int, ApiError], R]:
+    """How an API reports that the whole request failed whose response has an error for each item, with a message where
+    there is a field for it, and perhaps one on top.
+
+    `answered` is the path of the lists down to these items, `asked` that of the lists in the request where they differ:
+    `"topics.partitions", "topics.partition_indexes"`. An element of the response has the `_KEYS` of the one in the
+    request, or that itself as its first field if it is a number or a text; the innermost ones have `values` too.
+    """
+    path = list(zip(answered.split("."), (asked or answered).split("."), strict=True))
+
+    def failed(request: Any, version: int, error: ApiError) -> R:
+        given = _error_fields(response, version, error) if on_top else {}
+        return response(**given, **_items(response, request, path, version, error, values))
 
     return failed
+
+
+def _items(
+    cls: type[Struct], asked: Any, path: list[tuple[str, str]], version: int, error: ApiError, values: dict[str, Any]
+) -> dict[str, Any]:
+    """The list with which the path begins, as an argument of `cls`, for that of `asked`."""
+    (name, of_request), *further = path
+    item = _wire_fields(cls, version)[name].struct
+    assert item is not None, f"{name} is no list of structs"
+    errors = _error_fields(item, version, error)
+    fields = [each for each in _wire_fields(item, version) if each not in errors]
+    found = []
+    for each in getattr(asked, of_request) or ():
+        given = dict(errors)
+        if isinstance(each, Struct):
+            given |= {key: getattr(each, key) for key in fields if key in _KEYS and key in type(each).declared}
+        else:
+            given[fields[0]] = each
+        given |= _items(item, each, further, version, error, values) if further else values
+        found.append(item(**given))
+    return {name: found}
+
+
+@cache
+def _wire_fields(cls: type[Struct], version: int) -> dict[str, WireField]:
+    layout = wire_struct(cls, version, False)
+    return {each.name: each for each in layout.fields + layout.tagged}
+
+
+def _error_fields(cls: type[Struct], version: int, error: ApiError) -> dict[str, Any]:
+    both = {"error_code": error.code, "error_message": message_of(error)}
+    return {name: value for name, value in both.items() if name in _wire_fields(cls, version)}
 
 
 def fetch_failed(request: FetchRequest, version: int, error: ApiError) -> FetchResponse:
@@ -113,17 +153,3 @@ def described(
         found.append(visible(context, group))
         in_step += 1 + len(group.members)
     return found
-
-
-def error_on_groups(response: type[R], group: type[Struct]) -> Callable[[Any, int, ApiError], R]:
-    """How an API reports that the whole request failed that names groups by `group_ids`: the error of every group."""
-
-    def failed(request: Any, version: int, error: ApiError) -> R:
-        return response(
-            groups=[
-                group(group_id=group_id, error_code=int(error.code), error_message=message_of(error))
-                for group_id in request.group_ids
-            ]
-        )
-
-    return failed

@@ -16,7 +16,7 @@ from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.channels.streams_topics import StreamsTopics
-from kalda.broker.handlers.shared import described, error_on_groups, error_on_top
+from kalda.broker.handlers.shared import described, error_on_items, error_on_top
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Items, itself
 from kalda.broker.requests.rows import Authorization, Row, on_group
@@ -180,6 +180,4 @@ def _visible(
     )
 
 
-streams_group_describe_failed = error_on_groups(
-    StreamsGroupDescribeResponse, StreamsGroupDescribeResponseDescribedGroup
-)
+streams_group_describe_failed = error_on_items(StreamsGroupDescribeResponse, "groups", "group_ids")

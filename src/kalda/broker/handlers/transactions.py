@@ -25,7 +25,7 @@ from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.channels.producer_ids import ProducerIds
 from kalda.broker.channels.transaction_markers import TransactionMarkers
-from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import Coordinators, add_load_times
@@ -472,16 +472,7 @@ def add_partitions_to_txn_failed(
     return run_to_end(_add_response(version, [(transaction, error.code)]))
 
 
-def describe_transactions_failed(
-    request: DescribeTransactionsRequest, version: int, error: ApiError
-) -> DescribeTransactionsResponse:
-    """The error of every transactional id."""
-    return DescribeTransactionsResponse(
-        transaction_states=[
-            DescribeTransactionsResponseTransactionState(transactional_id=each, error_code=error.code)
-            for each in request.transactional_ids
-        ]
-    )
+describe_transactions_failed = error_on_items(DescribeTransactionsResponse, "transaction_states", "transactional_ids")
 
 
 _METRICS = "kafka.coordinator.transaction:type=TransactionMarkerChannelManager"
