@@ -73,7 +73,7 @@ class Controller:
         anyone = Authorization.ANYONE
         forwarded = [
             Row(ApiKey.CREATE_TOPICS, self._create, create_topics_failed, anyone, forwarded=True),
-            Row(ApiKey.ADD_RAFT_VOTER, self._create, error_on_top(AddRaftVoterResponse), anyone, forwarded=True),
+            Row(ApiKey.ADD_RAFT_VOTER, self._create, error_on_top, anyone, forwarded=True),
         ]
         unwrapping = Unwrapping(forwarded, lambda context: self._pipeline.answer(context))
         self._pipeline = RequestPipeline(
@@ -81,13 +81,13 @@ class Controller:
                 Row(
                     ApiKey.BROKER_HEARTBEAT,
                     self._answer(BrokerHeartbeatResponse),
-                    error_on_top(BrokerHeartbeatResponse),
+                    error_on_top,
                     anyone,
                 ),
                 Row(
                     ApiKey.ALTER_PARTITION,
                     self._answer(AlterPartitionResponse),
-                    error_on_top(AlterPartitionResponse),
+                    error_on_top,
                     anyone,
                 ),
                 Row(ApiKey.ENVELOPE, unwrapping.unwrap, envelope_failed, anyone),

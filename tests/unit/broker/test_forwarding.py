@@ -37,7 +37,7 @@ def row(key: ApiKey, handler: Handler) -> Row:
     """A row of an API that brokers forward, or of BrokerHeartbeat."""
     anyone = Authorization.ANYONE
     if key is ApiKey.BROKER_HEARTBEAT:
-        return Row(key, handler, error_on_top(BrokerHeartbeatResponse), anyone, QuotaClass.EXEMPT)
+        return Row(key, handler, error_on_top, anyone, QuotaClass.EXEMPT)
     assert key is ApiKey.CREATE_TOPICS
     return Row(key, handler, create_topics_failed, anyone, forwarded=True)
 

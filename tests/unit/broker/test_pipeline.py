@@ -119,7 +119,7 @@ class Bench:
 
 
 def heartbeats(handler: Handler, authorize: Any = ANYONE, quota: QuotaClass = QuotaClass.REQUEST) -> Row:
-    return Row(ApiKey.HEARTBEAT, handler, error_on_top(HeartbeatResponse), authorize, quota)
+    return Row(ApiKey.HEARTBEAT, handler, error_on_top, authorize, quota)
 
 
 # -- the caller
@@ -442,7 +442,7 @@ def counting(steps: int, done: list[int]) -> Handler:
 
 
 def lists(handler: Handler) -> Row:
-    return Row(ApiKey.LIST_GROUPS, handler, error_on_top(ListGroupsResponse), ANYONE, has_large_answer=True)
+    return Row(ApiKey.LIST_GROUPS, handler, error_on_top, ANYONE, has_large_answer=True)
 
 
 LIST = ListGroupsRequest()

@@ -125,7 +125,7 @@ def test_a_request_counts_by_the_time_for_which_it_holds_the_loop() -> None:
         return late if request.group_id == "late" else HeartbeatResponse()
 
     world.pipeline = RequestPipeline(
-        [Row(ApiKey.HEARTBEAT, heartbeat, error_on_top(HeartbeatResponse), ANYONE)],
+        [Row(ApiKey.HEARTBEAT, heartbeat, error_on_top, ANYONE)],
         lambda: Features({}, {}, 0),
         one_step_a_turn(world.turns.append),
         throttle=world.throttle,
@@ -156,7 +156,7 @@ def test_of_a_request_in_steps_the_steps_count_and_not_the_time_between_them() -
             yield
         return late
 
-    world = World(Row(ApiKey.HEARTBEAT, heartbeat, error_on_top(HeartbeatResponse), ANYONE))
+    world = World(Row(ApiKey.HEARTBEAT, heartbeat, error_on_top, ANYONE))
     world.set("request_percentage", 10.0)
     answer = world.send(HeartbeatRequest(group_id="g"), 4)
     while world.turns:

@@ -28,7 +28,7 @@ node.
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs; directory assignments, moves, cordoned directories
 - `connections`: limits of listeners and connections; SaslHandshake, SaslAuthenticate after a login
 - `describe`: client quotas, SCRAM credentials
-- `acls`: DescribeAcls, failures of CreateAcls and DeleteAcls
+- `acls`: DescribeAcls
 - `tokens`: delegation tokens
 - `telemetry`: GetTelemetrySubscriptions, PushTelemetry; where pushed metrics go
 - `forwarded`: what the active controller answers

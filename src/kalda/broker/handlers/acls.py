@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.handlers.shared import error_on_items, error_on_top
+from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Row, on_cluster
@@ -19,8 +19,6 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import (
     AclDescription,
     AclOperation,
-    CreateAclsResponse,
-    DeleteAclsResponse,
     DescribeAclsRequest,
     DescribeAclsResource,
     DescribeAclsResponse,
@@ -42,7 +40,7 @@ class AclHandlers(Module):
             Row(
                 ApiKey.DESCRIBE_ACLS,
                 self.describe_acls,
-                error_on_top(DescribeAclsResponse),
+                error_on_top,
                 on_cluster(AclOperation.DESCRIBE),
                 has_large_answer=True,
             )
@@ -77,9 +75,3 @@ class AclHandlers(Module):
 
 
 # How each API reports that the whole request failed.
-
-
-create_acls_failed = error_on_items(CreateAclsResponse, "results", "creations")
-
-
-delete_acls_failed = error_on_items(DeleteAclsResponse, "filter_results", "filters")

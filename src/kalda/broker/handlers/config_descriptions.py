@@ -186,7 +186,7 @@ def _described(
     )
 
 
-describe_configs_failed = error_on_items(DescribeConfigsResponse, "results", "resources")
+describe_configs_failed = error_on_items("results", "resources")
 
 
 def check_broker(broker_id: int, name: str, no_number: str, another: str) -> None:

@@ -29,7 +29,7 @@ from kalda.broker.handlers.config_descriptions import (
     check_broker,
     describe_configs_failed,
 )
-from kalda.broker.handlers.forwarded import alter_configs_failed, incremental_alter_configs_failed
+from kalda.broker.handlers.forwarded import alter_configs_failed
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.process.loggers import LoggerChange, alter_loggers
@@ -117,7 +117,7 @@ class ConfigHandlers:
             Row(
                 ApiKey.LIST_CONFIG_RESOURCES,
                 self.list_config_resources,
-                error_on_top(ListConfigResourcesResponse),
+                error_on_top,
                 on_cluster(AclOperation.DESCRIBE_CONFIGS),
             ),
             Row(
@@ -130,7 +130,7 @@ class ConfigHandlers:
             Row(
                 ApiKey.INCREMENTAL_ALTER_CONFIGS,
                 self.incremental_alter_configs(forwarding),
-                incremental_alter_configs_failed,
+                alter_configs_failed,
                 Authorization.PER_ITEM,  # levels of loggers are altered here, all else at the controller
                 forwarded=True,
             ),

@@ -97,6 +97,6 @@ def authenticate(context: RequestContext, request: SaslAuthenticateRequest) -> S
 
 
 ROWS = (
-    Row(ApiKey.SASL_HANDSHAKE, handshake, error_on_top(SaslHandshakeResponse), Authorization.ANYONE),
-    Row(ApiKey.SASL_AUTHENTICATE, authenticate, error_on_top(SaslAuthenticateResponse), Authorization.ANYONE),
+    Row(ApiKey.SASL_HANDSHAKE, handshake, error_on_top, Authorization.ANYONE),
+    Row(ApiKey.SASL_AUTHENTICATE, authenticate, error_on_top, Authorization.ANYONE),
 )

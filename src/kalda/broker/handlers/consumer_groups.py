@@ -44,12 +44,7 @@ class ConsumerGroupHandlers:
         """One row an API. `timed` makes a handler of a method that takes the time."""
         described = Items(DESCRIBE_GROUP, consumer_group_describe_failed, "group_ids", "groups", itself)
         return [
-            Row(
-                ApiKey.CONSUMER_GROUP_HEARTBEAT,
-                timed(self._heartbeat),
-                error_on_top(ConsumerGroupHeartbeatResponse),
-                on_group(READ_GROUP),
-            ),
+            Row(ApiKey.CONSUMER_GROUP_HEARTBEAT, timed(self._heartbeat), error_on_top, on_group(READ_GROUP)),
             Row(
                 ApiKey.CONSUMER_GROUP_DESCRIBE,
                 timed(self._describe),
@@ -76,7 +71,9 @@ class ConsumerGroupHandlers:
     ) -> Steps[ConsumerGroupDescribeResponse]:
         if not self._is_enabled():
             unsupported = ApiError(ErrorCode.UNSUPPORTED_VERSION)
-            return consumer_group_describe_failed(request, context.api_version, unsupported)
+            failed: ConsumerGroupDescribeResponse
+            failed = consumer_group_describe_failed(request, context.api_version, unsupported)
+            return failed
         groups = self._coordinator.describe_consumer_groups(request, now_ms)
         return ConsumerGroupDescribeResponse(groups=(yield from described(context, request, groups, _visible)))
 
@@ -102,4 +99,4 @@ def _visible(
     )
 
 
-consumer_group_describe_failed = error_on_items(ConsumerGroupDescribeResponse, "groups", "group_ids")
+consumer_group_describe_failed = error_on_items("groups", "group_ids")

@@ -14,21 +14,10 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Clock
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
-from kalda.broker.handlers.acls import AclHandlers, create_acls_failed, delete_acls_failed
+from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.connections import ROWS as SASL_ROWS
-from kalda.broker.handlers.forwarded import (
-    alter_client_quotas_failed,
-    alter_configs_failed,
-    alter_scram_failed,
-    create_partitions_failed,
-    create_topics_failed,
-    delete_topics_failed,
-    elect_leaders_failed,
-    incremental_alter_configs_failed,
-    list_reassignments_failed,
-    reassign_failed,
-)
+from kalda.broker.handlers.forwarded import alter_configs_failed, forwarded_row
 from kalda.broker.handlers.shared import check_endpoint_type, error_on_top, fetch_failed
 from kalda.broker.handlers.tokens import create_token_failed
 from kalda.broker.quorum.raft_driver import RaftDriver
@@ -36,14 +25,7 @@ from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.item_checks import mapped
 from kalda.broker.requests.pipeline import RequestPipeline
-from kalda.broker.requests.rows import (
-    MAX_ELEMENTS_BETWEEN_NODES,
-    Authorization,
-    QuotaClass,
-    Row,
-    joined,
-    on_cluster,
-)
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, joined, on_cluster
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
@@ -51,18 +33,7 @@ from kalda.network.server.connection import Connection
 from kalda.protocol.access import OMITTED_OPERATIONS, cluster_operations
 from kalda.protocol.apis import ApiKey, Listener
 from kalda.protocol.caller import Authorizer, Caller
-from kalda.protocol.messages.admin import UpdateFeaturesResponse
-from kalda.protocol.messages.brokers import (
-    AllocateProducerIdsResponse,
-    AlterPartitionResponse,
-    AssignReplicasToDirsResponse,
-    BrokerHeartbeatRequest,
-    BrokerHeartbeatResponse,
-    BrokerRegistrationResponse,
-    ControllerRegistrationResponse,
-    UnregisterBrokerResponse,
-    UnregisterControllerResponse,
-)
+from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from kalda.protocol.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
@@ -70,17 +41,7 @@ from kalda.protocol.messages.metadata import (
     DescribeClusterResponse,
     EndpointType,
 )
-from kalda.protocol.messages.quorum import (
-    AddRaftVoterResponse,
-    BeginQuorumEpochResponse,
-    DescribeQuorumResponse,
-    EndQuorumEpochResponse,
-    FetchSnapshotResponse,
-    RemoveRaftVoterResponse,
-    UpdateRaftVoterResponse,
-    VoteResponse,
-)
-from kalda.protocol.messages.security import AclOperation, ExpireDelegationTokenResponse, RenewDelegationTokenResponse
+from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response, shallow_copy
 
 # How the APIs of controllers alone report that the whole request failed: Vote (52) to AssignReplicasToDirs (73).
@@ -100,7 +61,6 @@ Handle = Callable[[Q, Caller, int], Pending[R]]
 
 _PER_ITEM = Authorization.PER_ITEM
 _EXEMPT = QuotaClass.EXEMPT
-_MUTATION = QuotaClass.CONTROLLER_MUTATION
 _REQUEST = QuotaClass.REQUEST
 
 
@@ -192,12 +152,7 @@ class ControllerHandlers:
     def _own_rows(self) -> list[Row]:
         """What this node answers by itself, whether it is the active controller or not."""
         return [
-            Row(
-                ApiKey.DESCRIBE_CLUSTER,
-                self._describe_cluster,
-                error_on_top(DescribeClusterResponse),
-                on_cluster(AclOperation.ALTER),
-            ),
+            Row(ApiKey.DESCRIBE_CLUSTER, self._describe_cluster, error_on_top, on_cluster(AclOperation.ALTER)),
             self._configs.describe_row(),
             *AclHandlers(lambda: self._loader.image.acls.acls.values()).rows(),
         ]
@@ -207,14 +162,14 @@ class ControllerHandlers:
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         return [
             Row(ApiKey.FETCH, quorum, fetch_failed, node, _EXEMPT),
-            Row(ApiKey.FETCH_SNAPSHOT, quorum, error_on_top(FetchSnapshotResponse), node, _EXEMPT),
-            Row(ApiKey.VOTE, quorum, error_on_top(VoteResponse), node, _EXEMPT),
-            Row(ApiKey.BEGIN_QUORUM_EPOCH, quorum, error_on_top(BeginQuorumEpochResponse), node, _EXEMPT),
-            Row(ApiKey.END_QUORUM_EPOCH, quorum, error_on_top(EndQuorumEpochResponse), node, _EXEMPT),
-            Row(ApiKey.UPDATE_RAFT_VOTER, quorum, error_on_top(UpdateRaftVoterResponse), node, _EXEMPT),
-            Row(ApiKey.DESCRIBE_QUORUM, quorum, error_on_top(DescribeQuorumResponse), describe, forwarded=True),
-            Row(ApiKey.ADD_RAFT_VOTER, quorum, error_on_top(AddRaftVoterResponse), alter, forwarded=True),
-            Row(ApiKey.REMOVE_RAFT_VOTER, quorum, error_on_top(RemoveRaftVoterResponse), alter, forwarded=True),
+            Row(ApiKey.FETCH_SNAPSHOT, quorum, error_on_top, node, _EXEMPT),
+            Row(ApiKey.VOTE, quorum, error_on_top, node, _EXEMPT),
+            Row(ApiKey.BEGIN_QUORUM_EPOCH, quorum, error_on_top, node, _EXEMPT),
+            Row(ApiKey.END_QUORUM_EPOCH, quorum, error_on_top, node, _EXEMPT),
+            Row(ApiKey.UPDATE_RAFT_VOTER, quorum, error_on_top, node, _EXEMPT),
+            forwarded_row(ApiKey.DESCRIBE_QUORUM, quorum, describe),
+            forwarded_row(ApiKey.ADD_RAFT_VOTER, quorum, alter),
+            forwarded_row(ApiKey.REMOVE_RAFT_VOTER, quorum, alter),
         ]
 
     def _admin_rows(self) -> list[Row]:
@@ -222,81 +177,42 @@ class ControllerHandlers:
         controller, handled = self._controller, self._handled
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         alter_configs = on_cluster(AclOperation.ALTER_CONFIGS)
-        create_acls = _authorized(handled(controller.handle_create_acls))
-        delete_acls = _authorized(handled(controller.handle_delete_acls))
-        create_topics = _in_time(handled(controller.handle_create_topics))
-        delete_topics = _in_time(handled(controller.handle_delete_topics))
-        create_partitions = _in_time(handled(controller.handle_create_partitions))
-        elect_leaders = _in_time(handled(controller.handle_elect_leaders))
-        reassign = _in_time(handled(controller.handle_alter_partition_reassignments))
-        list_reassignments = handled(controller.handle_list_partition_reassignments)
         incremental = self._with_loggers(handled(controller.handle_incremental_alter_configs))
-        client_quotas = handled(controller.handle_alter_client_quotas)
-        scram = handled(controller.handle_alter_user_scram_credentials)
-        features = handled(controller.handle_update_features)
-        unregister = handled(controller.handle_unregister_broker)
-        unregister_controller = handled(controller.handle_unregister_controller)
-        legacy = handled(controller.handle_alter_configs)
         return [
-            Row(ApiKey.CREATE_TOPICS, create_topics, create_topics_failed, _PER_ITEM, _MUTATION, True),
-            Row(ApiKey.DELETE_TOPICS, delete_topics, delete_topics_failed, _PER_ITEM, _MUTATION, True),
-            Row(ApiKey.CREATE_PARTITIONS, create_partitions, create_partitions_failed, _PER_ITEM, _MUTATION, True),
-            Row(ApiKey.ALTER_CONFIGS, legacy, alter_configs_failed, _PER_ITEM, _REQUEST, True),
+            forwarded_row(ApiKey.CREATE_TOPICS, _in_time(handled(controller.handle_create_topics)), _PER_ITEM),
+            forwarded_row(ApiKey.DELETE_TOPICS, _in_time(handled(controller.handle_delete_topics)), _PER_ITEM),
+            forwarded_row(ApiKey.CREATE_PARTITIONS, _in_time(handled(controller.handle_create_partitions)), _PER_ITEM),
             Row(
-                ApiKey.INCREMENTAL_ALTER_CONFIGS,
-                incremental,
-                incremental_alter_configs_failed,
-                _PER_ITEM,
-                _REQUEST,
-                True,
+                ApiKey.ALTER_CONFIGS, handled(controller.handle_alter_configs), alter_configs_failed, _PER_ITEM,
+                _REQUEST, True,
             ),
-            Row(ApiKey.ALTER_CLIENT_QUOTAS, client_quotas, alter_client_quotas_failed, alter_configs, _REQUEST, True),
-            Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, scram, alter_scram_failed, alter, _REQUEST, True),
-            Row(ApiKey.CREATE_ACLS, create_acls, create_acls_failed, alter, _REQUEST, True),
-            Row(ApiKey.DELETE_ACLS, delete_acls, delete_acls_failed, alter, _REQUEST, True),
+            Row(ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental, alter_configs_failed, _PER_ITEM, _REQUEST, True),
+            forwarded_row(ApiKey.ALTER_CLIENT_QUOTAS, handled(controller.handle_alter_client_quotas), alter_configs),
+            forwarded_row(
+                ApiKey.ALTER_USER_SCRAM_CREDENTIALS, handled(controller.handle_alter_user_scram_credentials), alter
+            ),
+            forwarded_row(ApiKey.CREATE_ACLS, _authorized(handled(controller.handle_create_acls)), alter),
+            forwarded_row(ApiKey.DELETE_ACLS, _authorized(handled(controller.handle_delete_acls)), alter),
             *self._token_rows(),
-            Row(ApiKey.UPDATE_FEATURES, features, error_on_top(UpdateFeaturesResponse), alter, _REQUEST, True),
-            Row(ApiKey.ELECT_LEADERS, elect_leaders, elect_leaders_failed, alter, _REQUEST, True),
-            Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, reassign, reassign_failed, alter, _REQUEST, True),
-            Row(
-                ApiKey.LIST_PARTITION_REASSIGNMENTS,
-                list_reassignments,
-                list_reassignments_failed,
-                describe,
-                _REQUEST,
-                True,
+            forwarded_row(ApiKey.UPDATE_FEATURES, handled(controller.handle_update_features), alter),
+            forwarded_row(ApiKey.ELECT_LEADERS, _in_time(handled(controller.handle_elect_leaders)), alter),
+            forwarded_row(
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+                _in_time(handled(controller.handle_alter_partition_reassignments)), alter,
             ),
-            Row(ApiKey.UNREGISTER_BROKER, unregister, error_on_top(UnregisterBrokerResponse), alter, _REQUEST, True),
-            Row(
-                ApiKey.UNREGISTER_CONTROLLER,
-                unregister_controller,
-                error_on_top(UnregisterControllerResponse),
-                alter,
-                _REQUEST,
-                True,
+            forwarded_row(
+                ApiKey.LIST_PARTITION_REASSIGNMENTS, handled(controller.handle_list_partition_reassignments), describe
             ),
-        ]
+            forwarded_row(ApiKey.UNREGISTER_BROKER, handled(controller.handle_unregister_broker), alter),
+            forwarded_row(ApiKey.UNREGISTER_CONTROLLER, handled(controller.handle_unregister_controller), alter),
+        ]  # fmt: skip
 
     def _token_rows(self) -> list[Row]:
         handle: Callable[[RequestContext, Any], Pending[Any]] = self._handled(self._controller.handle_delegation_token)
         return [
             Row(ApiKey.CREATE_DELEGATION_TOKEN, handle, create_token_failed, _PER_ITEM, _REQUEST, True),
-            Row(
-                ApiKey.RENEW_DELEGATION_TOKEN,
-                handle,
-                error_on_top(RenewDelegationTokenResponse),
-                _PER_ITEM,
-                _REQUEST,
-                True,
-            ),
-            Row(
-                ApiKey.EXPIRE_DELEGATION_TOKEN,
-                handle,
-                error_on_top(ExpireDelegationTokenResponse),
-                _PER_ITEM,
-                _REQUEST,
-                True,
-            ),
+            Row(ApiKey.RENEW_DELEGATION_TOKEN, handle, error_on_top, _PER_ITEM, _REQUEST, True),
+            Row(ApiKey.EXPIRE_DELEGATION_TOKEN, handle, error_on_top, _PER_ITEM, _REQUEST, True),
         ]
 
     def _node_rows(self) -> list[Row]:
@@ -309,28 +225,22 @@ class ControllerHandlers:
         allocate = handled(controller.handle_allocate_producer_ids)
         assign = handled(controller.handle_assign_replicas_to_dirs)
         return [
-            Row(ApiKey.BROKER_REGISTRATION, register, error_on_top(BrokerRegistrationResponse), node, _EXEMPT),
-            Row(ApiKey.BROKER_HEARTBEAT, self._broker_heartbeat, error_on_top(BrokerHeartbeatResponse), node, _EXEMPT),
-            Row(
-                ApiKey.CONTROLLER_REGISTRATION,
-                register_controller,
-                error_on_top(ControllerRegistrationResponse),
-                node,
-                _EXEMPT,
-            ),
+            Row(ApiKey.BROKER_REGISTRATION, register, error_on_top, node, _EXEMPT),
+            Row(ApiKey.BROKER_HEARTBEAT, self._broker_heartbeat, error_on_top, node, _EXEMPT),
+            Row(ApiKey.CONTROLLER_REGISTRATION, register_controller, error_on_top, node, _EXEMPT),
             Row(
                 ApiKey.ALTER_PARTITION,
                 alter_partition,
-                error_on_top(AlterPartitionResponse),
+                error_on_top,
                 node,
                 _EXEMPT,
                 max_elements=MAX_ELEMENTS_BETWEEN_NODES,
             ),
-            Row(ApiKey.ALLOCATE_PRODUCER_IDS, allocate, error_on_top(AllocateProducerIdsResponse), node, _EXEMPT, True),
+            Row(ApiKey.ALLOCATE_PRODUCER_IDS, allocate, error_on_top, node, _EXEMPT, True),
             Row(
                 ApiKey.ASSIGN_REPLICAS_TO_DIRS,
                 assign,
-                error_on_top(AssignReplicasToDirsResponse),
+                error_on_top,
                 node,
                 _EXEMPT,
                 max_elements=MAX_ELEMENTS_BETWEEN_NODES,

@@ -343,9 +343,7 @@ def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encod
     return nothing
 
 
-_records_refused = error_on_items(
-    ProduceResponse, "responses.partition_responses", "topic_data.partition_data", base_offset=-1
-)
+_records_refused = error_on_items("responses.partition_responses", "topic_data.partition_data", base_offset=-1)
 
 
 def produce_failed(request: ProduceRequest, version: int, error: ApiError) -> ProduceResponse | None:

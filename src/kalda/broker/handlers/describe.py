@@ -173,7 +173,5 @@ def describe_client_quotas_failed(
     return DescribeClientQuotasResponse(error_code=error.code, error_message=message_of(error), entries=None)
 
 
-describe_user_scram_credentials_failed = error_on_items(
-    DescribeUserScramCredentialsResponse, "results", "users", on_top=True
-)
+describe_user_scram_credentials_failed = error_on_items("results", "users", on_top=True)
 """Without the names of the users, as in Apache Kafka."""

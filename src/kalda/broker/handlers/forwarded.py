@@ -11,86 +11,25 @@ AddRaftVoter (80), RemoveRaftVoter (81), UnregisterController (94).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
 from kalda.base.durations import quantile_sensors
 from kalda.base.errors import ApiError
 from kalda.base.sensors import NO_TAGS
 from kalda.broker.channels.forwarding import Forwarding
-from kalda.broker.handlers.acls import create_acls_failed, delete_acls_failed
 from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.module import BrokerContext, Module
+from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, message_of
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.admin import (
-    AlterClientQuotasResponse,
-    UpdateFeaturesResponse,
-)
-from kalda.protocol.messages.brokers import UnregisterBrokerResponse, UnregisterControllerResponse
-from kalda.protocol.messages.configs import (
-    AlterConfigsResponse,
-    IncrementalAlterConfigsResponse,
-)
-from kalda.protocol.messages.quorum import (
-    AddRaftVoterResponse,
-    DescribeQuorumResponse,
-    RemoveRaftVoterResponse,
-)
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
 )
-from kalda.protocol.messages.topics import (
-    AlterPartitionReassignmentsResponse,
-    CreatePartitionsResponse,
-    CreateTopicsResponse,
-    DeletableTopicResult,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    ElectLeadersResponse,
-    ListPartitionReassignmentsResponse,
-)
-
-_FIRST_ELECTION_ERROR_ON_TOP = 1
-_AT_CONTROLLER = Authorization.AT_CONTROLLER
-_MUTATION = QuotaClass.CONTROLLER_MUTATION
-_REQUEST = QuotaClass.REQUEST
-
-
-def forwarded_rows(forwarding: Forwarding) -> list[Row]:
-    """A broker's rows of the APIs that it forwards unread. It reads AlterConfigs and IncrementalAlterConfigs first:
-    those rows are in `configs`."""
-    forward = forwarding.forward
-    return [
-        Row(ApiKey.CREATE_TOPICS, forward, create_topics_failed, _AT_CONTROLLER, _MUTATION, True),
-        Row(ApiKey.DELETE_TOPICS, forward, delete_topics_failed, _AT_CONTROLLER, _MUTATION, True),
-        Row(ApiKey.CREATE_PARTITIONS, forward, create_partitions_failed, _AT_CONTROLLER, _MUTATION, True),
-        Row(ApiKey.ALTER_CLIENT_QUOTAS, forward, alter_client_quotas_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, forward, alter_scram_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.CREATE_ACLS, forward, create_acls_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.DELETE_ACLS, forward, delete_acls_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.UPDATE_FEATURES, forward, error_on_top(UpdateFeaturesResponse), _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.ELECT_LEADERS, forward, elect_leaders_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, forward, reassign_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.LIST_PARTITION_REASSIGNMENTS, forward, list_reassignments_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.UNREGISTER_BROKER, forward, error_on_top(UnregisterBrokerResponse), _AT_CONTROLLER, _REQUEST, True),
-        Row(
-            ApiKey.UNREGISTER_CONTROLLER,
-            forward,
-            error_on_top(UnregisterControllerResponse),
-            _AT_CONTROLLER,
-            _REQUEST,
-            True,
-        ),
-        Row(ApiKey.DESCRIBE_QUORUM, forward, error_on_top(DescribeQuorumResponse), _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.ADD_RAFT_VOTER, forward, error_on_top(AddRaftVoterResponse), _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.REMOVE_RAFT_VOTER, forward, error_on_top(RemoveRaftVoterResponse), _AT_CONTROLLER, _REQUEST, True),
-    ]
-
-
-# Topics and partitions
-
-
-create_topics_failed = error_on_items(CreateTopicsResponse, "topics")
+from kalda.protocol.messages.topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 
 
 def delete_topics_failed(request: DeleteTopicsRequest, version: int, error: ApiError) -> DeleteTopicsResponse:
@@ -109,36 +48,6 @@ def delete_topics_failed(request: DeleteTopicsRequest, version: int, error: ApiE
     return response
 
 
-create_partitions_failed = error_on_items(CreatePartitionsResponse, "results", "topics")
-
-
-elect_leaders_failed = error_on_items(
-    ElectLeadersResponse, "replica_election_results.partition_result", "topic_partitions.partitions", on_top=True
-)
-
-
-reassign_failed = error_on_items(
-    AlterPartitionReassignmentsResponse, "responses.partitions", "topics.partitions", on_top=True
-)
-
-
-list_reassignments_failed = error_on_items(
-    ListPartitionReassignmentsResponse, "topics.partitions", "topics.partition_indexes", on_top=True
-)
-
-
-# Configs, quotas, credentials, features
-
-
-alter_configs_failed = error_on_items(AlterConfigsResponse, "responses", "resources")
-
-
-incremental_alter_configs_failed = error_on_items(IncrementalAlterConfigsResponse, "responses", "resources")
-
-
-alter_client_quotas_failed = error_on_items(AlterClientQuotasResponse, "entries.entity")
-
-
 def alter_scram_failed(
     request: AlterUserScramCredentialsRequest, version: int, error: ApiError
 ) -> AlterUserScramCredentialsResponse:
@@ -152,7 +61,53 @@ def alter_scram_failed(
     )
 
 
-# Nodes and the quorum
+create_topics_failed = error_on_items("topics")
+FORWARDED: Final[Mapping[ApiKey, tuple[Callable[[Any, int, ApiError], Any], QuotaClass]]] = {
+    ApiKey.CREATE_TOPICS: (create_topics_failed, QuotaClass.CONTROLLER_MUTATION),
+    ApiKey.DELETE_TOPICS: (delete_topics_failed, QuotaClass.CONTROLLER_MUTATION),
+    ApiKey.CREATE_PARTITIONS: (error_on_items("results", "topics"), QuotaClass.CONTROLLER_MUTATION),
+    ApiKey.ALTER_CLIENT_QUOTAS: (error_on_items("entries.entity"), QuotaClass.REQUEST),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (alter_scram_failed, QuotaClass.REQUEST),
+    ApiKey.CREATE_ACLS: (error_on_items("results", "creations"), QuotaClass.REQUEST),
+    ApiKey.DELETE_ACLS: (error_on_items("filter_results", "filters"), QuotaClass.REQUEST),
+    ApiKey.UPDATE_FEATURES: (error_on_top, QuotaClass.REQUEST),
+    ApiKey.ELECT_LEADERS: (
+        error_on_items("replica_election_results.partition_result", "topic_partitions.partitions", on_top=True),
+        QuotaClass.REQUEST,
+    ),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (
+        error_on_items("responses.partitions", "topics.partitions", on_top=True),
+        QuotaClass.REQUEST,
+    ),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: (
+        error_on_items("topics.partitions", "topics.partition_indexes", on_top=True),
+        QuotaClass.REQUEST,
+    ),
+    ApiKey.UNREGISTER_BROKER: (error_on_top, QuotaClass.REQUEST),
+    ApiKey.UNREGISTER_CONTROLLER: (error_on_top, QuotaClass.REQUEST),
+    ApiKey.DESCRIBE_QUORUM: (error_on_top, QuotaClass.REQUEST),
+    ApiKey.ADD_RAFT_VOTER: (error_on_top, QuotaClass.REQUEST),
+    ApiKey.REMOVE_RAFT_VOTER: (error_on_top, QuotaClass.REQUEST),
+}
+"""The APIs that a broker forwards unread: how each reports that the whole request failed, and which quota it counts
+against. It reads AlterConfigs and IncrementalAlterConfigs first: those are in `configs`."""
+alter_configs_failed = error_on_items("responses", "resources")
+"""Of both."""
+
+
+def forwarded_row(
+    key: ApiKey,
+    handler: Callable[[RequestContext, Any], Any],
+    authorize: Callable[[Caller, Any], ApiError | None] | Authorization = Authorization.AT_CONTROLLER,
+) -> Row:
+    """The row of one of them, on either kind of listener."""
+    failed, quota = FORWARDED[key]
+    return Row(key, handler, failed, authorize, quota, True)
+
+
+def forwarded_rows(forwarding: Forwarding) -> list[Row]:
+    """A broker's rows of all of them."""
+    return [forwarded_row(key, forwarding.forward) for key in FORWARDED]
 
 
 _METRICS = "kafka.server:type=ForwardingManager"

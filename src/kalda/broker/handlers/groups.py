@@ -72,29 +72,17 @@ from kalda.protocol.access import (
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.groups import (
-    DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
-    HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
-    LeaveGroupResponse,
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
-    SyncGroupResponse,
 )
-from kalda.protocol.messages.offsets import (
-    OffsetCommitResponse,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-)
+from kalda.protocol.messages.offsets import OffsetFetchRequest, OffsetFetchResponse
 from kalda.protocol.messages.security import AclOperation, AclResourceType
-from kalda.protocol.messages.transactions import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
+from kalda.protocol.messages.transactions import TxnOffsetCommitRequest
 from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier
@@ -114,7 +102,6 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 _FIRST_JOIN_WITHOUT_NAME = 7
-_FIRST_DESCRIBE_WITH_MESSAGE = 6
 _FIRST_FETCH_ERROR_ON_TOP = 2
 _FIRST_FETCH_OF_GROUPS = 8
 _STEP_ITEMS = 2_000
@@ -161,9 +148,9 @@ class GroupHandlers:
         coordinator, timed, read = self._coordinator, self._timed, on_group(READ_GROUP)
         return [
             Row(ApiKey.JOIN_GROUP, timed(coordinator.join_group), join_group_failed, read),
-            Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), error_on_top(SyncGroupResponse), read),
-            Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), error_on_top(HeartbeatResponse), read),
-            Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), error_on_top(LeaveGroupResponse), read),
+            Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), error_on_top, read),
+            Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), error_on_top, read),
+            Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), error_on_top, read),
         ]
 
     def _rows_of_groups(self) -> list[Row]:
@@ -180,13 +167,7 @@ class GroupHandlers:
                 items=described.stage,
                 has_large_answer=True,
             ),
-            Row(
-                ApiKey.LIST_GROUPS,
-                timed(self._list_groups),
-                error_on_top(ListGroupsResponse),
-                per_item,
-                has_large_answer=True,
-            ),
+            Row(ApiKey.LIST_GROUPS, timed(self._list_groups), error_on_top, per_item, has_large_answer=True),
             Row(
                 ApiKey.DELETE_GROUPS,
                 chunks.handler(timed(coordinator.delete_groups)),
@@ -199,7 +180,7 @@ class GroupHandlers:
     def _rows_of_offsets(self) -> list[Row]:
         requests, timed = self._coordinator.offsets, self._timed
         committed = Items(READ_TOPIC, offset_commit_failed, name_of=self._name_of)
-        offsets_not_deleted = error_on_items(OffsetDeleteResponse, "topics.partitions")
+        offsets_not_deleted = error_on_items("topics.partitions")
         committed_in_transaction = Items(READ_TOPIC, txn_offset_commit_failed, name_of=self._name_of)
         deleted = Items(READ_TOPIC, offsets_not_deleted, handles_none=True)
         of_topics = ("topics", "partitions")
@@ -221,8 +202,8 @@ class GroupHandlers:
             ),
             Row(
                 ApiKey.OFFSET_DELETE,
-                Chunks(of_topics, of_topics, error_on_top(OffsetDeleteResponse)).handler(timed(requests.delete)),
-                error_on_top(OffsetDeleteResponse),
+                Chunks(of_topics, of_topics, error_on_top).handler(timed(requests.delete)),
+                error_on_top,
                 on_group(DELETE_GROUP),
                 items=deleted.stage,
             ),
@@ -316,25 +297,23 @@ def join_group_failed(request: JoinGroupRequest, version: int, error: ApiError) 
     return JoinGroupResponse(error_code=error.code, protocol_name=name)
 
 
-describe_groups_failed = error_on_items(DescribeGroupsResponse, "groups")
+describe_groups_failed = error_on_items("groups")
 
 
-delete_groups_failed = error_on_items(DeleteGroupsResponse, "results", "groups_names")
+delete_groups_failed = error_on_items("results", "groups_names")
 
 
-offset_commit_failed = error_on_items(OffsetCommitResponse, "topics.partitions")
+offset_commit_failed = error_on_items("topics.partitions")
 
 
-txn_offset_commit_failed = error_on_items(TxnOffsetCommitResponse, "topics.partitions")
+txn_offset_commit_failed = error_on_items("topics.partitions")
 
 
-_groups_not_fetched = error_on_items(OffsetFetchResponse, "groups")
-_offsets_not_fetched = error_on_items(
-    OffsetFetchResponse, "topics.partitions", "topics.partition_indexes", committed_offset=-1
-)
+_groups_not_fetched = error_on_items("groups")
+_offsets_not_fetched = error_on_items("topics.partitions", "topics.partition_indexes", committed_offset=-1)
 
 
-def offset_fetch_failed(request: OffsetFetchRequest, version: int, error: ApiError) -> OffsetFetchResponse:
+def offset_fetch_failed(request: OffsetFetchRequest, version: int, error: ApiError) -> Any:
     """The error of every group from version 8 on, on top in versions 2 to 7, of every partition in version 1."""
     if version >= _FIRST_FETCH_OF_GROUPS:
         return _groups_not_fetched(request, version, error)

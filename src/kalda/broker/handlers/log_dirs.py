@@ -60,13 +60,7 @@ class LogDirHandlers:
         """Both APIs."""
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         return [
-            Row(
-                ApiKey.DESCRIBE_LOG_DIRS,
-                self.describe_log_dirs,
-                error_on_top(DescribeLogDirsResponse),
-                describe,
-                has_large_answer=True,
-            ),
+            Row(ApiKey.DESCRIBE_LOG_DIRS, self.describe_log_dirs, error_on_top, describe, has_large_answer=True),
             Row(ApiKey.ALTER_REPLICA_LOG_DIRS, self.alter_replica_log_dirs, alter_replica_log_dirs_failed, alter),
         ]
 

@@ -141,9 +141,7 @@ def _legal_name(topic: DescribeProducersRequestTopicRequest) -> str | None:
 # How each API reports that the whole request failed.
 
 
-write_txn_markers_failed = error_on_items(
-    WriteTxnMarkersResponse, "markers.topics.partitions", "markers.topics.partition_indexes"
-)
+write_txn_markers_failed = error_on_items("markers.topics.partitions", "markers.topics.partition_indexes")
 
 
-describe_producers_failed = error_on_items(DescribeProducersResponse, "topics.partitions", "topics.partition_indexes")
+describe_producers_failed = error_on_items("topics.partitions", "topics.partition_indexes")

@@ -83,12 +83,7 @@ class MetadataHandlers(Module):
         found = Items(_need_of_key, find_coordinator_failed, "coordinator_keys", "coordinators", itself)
         return [
             Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item, has_large_answer=True),
-            Row(
-                ApiKey.DESCRIBE_CLUSTER,
-                self.describe_cluster,
-                error_on_top(DescribeClusterResponse),
-                Authorization.ANYONE,
-            ),
+            Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, error_on_top, Authorization.ANYONE),
             Row(
                 ApiKey.DESCRIBE_TOPIC_PARTITIONS,
                 self.describe_topic_partitions,
@@ -96,13 +91,7 @@ class MetadataHandlers(Module):
                 per_item,
                 has_large_answer=True,
             ),
-            Row(
-                ApiKey.FIND_COORDINATOR,
-                self.find_coordinator,
-                find_coordinator_failed,
-                _may_find,
-                items=found.stage,
-            ),
+            Row(ApiKey.FIND_COORDINATOR, self.find_coordinator, find_coordinator_failed, _may_find, items=found.stage),
         ]
 
     # -- Metadata
@@ -541,7 +530,7 @@ def metadata_failed(request: MetadataRequest, version: int, error: ApiError) -> 
     )
 
 
-describe_topic_partitions_failed = error_on_items(DescribeTopicPartitionsResponse, "topics")
+describe_topic_partitions_failed = error_on_items("topics")
 
 
 def find_coordinator_failed(request: FindCoordinatorRequest, version: int, error: ApiError) -> FindCoordinatorResponse:

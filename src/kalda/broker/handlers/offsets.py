@@ -102,8 +102,8 @@ class OffsetHandlers(Module):
     def rows(self) -> list[Row]:
         """One row an API."""
         per_item = Authorization.PER_ITEM
-        list_offsets_failed = error_on_items(ListOffsetsResponse, "topics.partitions")
-        delete_records_failed = error_on_items(DeleteRecordsResponse, "topics.partitions", low_watermark=-1)
+        list_offsets_failed = error_on_items("topics.partitions")
+        delete_records_failed = error_on_items("topics.partitions", low_watermark=-1)
         epochs_of = Items(_need_for_epochs, offset_for_leader_epoch_failed, name_of=lambda each: str(each.topic))
         return [
             Row(
@@ -340,4 +340,4 @@ def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
 # How each API reports that the whole request failed.
 
 
-offset_for_leader_epoch_failed = error_on_items(OffsetForLeaderEpochResponse, "topics.partitions")
+offset_for_leader_epoch_failed = error_on_items("topics.partitions")

@@ -105,7 +105,7 @@ class ShareHandlers:
 
     def rows(self) -> list[Row]:
         """Both APIs."""
-        fetch_failed, acknowledge_failed = error_on_top(ShareFetchResponse), error_on_top(ShareAcknowledgeResponse)
+        fetch_failed, acknowledge_failed = error_on_top, error_on_top
         return [
             Row(ApiKey.SHARE_FETCH, self.share_fetch, fetch_failed, _may_consume, QuotaClass.FETCH),
             Row(ApiKey.SHARE_ACKNOWLEDGE, self.share_acknowledge, acknowledge_failed, _may_consume),

@@ -65,12 +65,7 @@ class ShareGroupHandlers:
             READ_TOPIC, _delete_failed_of_topics, "topics", "responses", name_of=lambda topic: str(topic.topic_name)
         )
         return [
-            Row(
-                ApiKey.SHARE_GROUP_HEARTBEAT,
-                timed(self._heartbeat),
-                error_on_top(ShareGroupHeartbeatResponse),
-                on_group(READ_GROUP),
-            ),
+            Row(ApiKey.SHARE_GROUP_HEARTBEAT, timed(self._heartbeat), error_on_top, on_group(READ_GROUP)),
             Row(
                 ApiKey.SHARE_GROUP_DESCRIBE,
                 timed(self._describe),
@@ -89,14 +84,14 @@ class ShareGroupHandlers:
             Row(
                 ApiKey.ALTER_SHARE_GROUP_OFFSETS,
                 timed(self._alter_offsets),
-                error_on_top(AlterShareGroupOffsetsResponse),
+                error_on_top,
                 on_group(READ_GROUP),
                 items=altered.stage,
             ),
             Row(
                 ApiKey.DELETE_SHARE_GROUP_OFFSETS,
                 timed(self._delete_offsets),
-                error_on_top(DeleteShareGroupOffsetsResponse),
+                error_on_top,
                 on_group(DELETE_GROUP),
                 items=deleted.stage,
             ),
@@ -188,10 +183,10 @@ def _visible_offsets(
 # How each API reports that the whole request failed.
 
 
-share_group_describe_failed = error_on_items(ShareGroupDescribeResponse, "groups", "group_ids")
+share_group_describe_failed = error_on_items("groups", "group_ids")
 
 
-describe_offsets_failed = error_on_items(DescribeShareGroupOffsetsResponse, "groups")
+describe_offsets_failed = error_on_items("groups")
 
 
 def _alter_failed_of_topics(request: Any, version: int, error: ApiError) -> AlterShareGroupOffsetsResponse:

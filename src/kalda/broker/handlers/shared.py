@@ -15,6 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import message_of
 from kalda.protocol.access import operations_on
+from kalda.protocol.apis import response_class
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -23,22 +24,16 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.protocol.messages.metadata import EndpointType
 from kalda.protocol.messages.security import AclResourceType
-from kalda.protocol.notation import Response, Struct
+from kalda.protocol.notation import Request, Struct
 from kalda.protocol.schema import WireField, wire_struct
 
 _LAST_FETCH_BY_NAME = 12
 
 
-def error_on_top(response: type[Response]) -> Callable[[Any, int, ApiError], Response]:
+def error_on_top(request: Request, version: int, error: ApiError) -> Any:
     """How an API reports that the whole request failed whose response has one error, and perhaps a message to it."""
-    has_message = "error_message" in response.__annotations__
-
-    def failed(request: Any, version: int, error: ApiError) -> Response:
-        if has_message:
-            return response(error_code=error.code, error_message=message_of(error))
-        return response(error_code=error.code)
-
-    return failed
+    response = response_class(type(request).API_KEY)
+    return response(**_error_fields(response, version, error))
 
 
 _KEYS: Final = frozenset(
@@ -51,8 +46,8 @@ _KEYS: Final = frozenset(
 
 
 def error_on_items(
-    response: type[R], answered: str, asked: str = "", *, on_top: bool = False, **values: Any
-) -> Callable[[Any, int, ApiError], R]:
+    answered: str, asked: str = "", *, on_top: bool = False, **values: Any
+) -> Callable[[Any, int, ApiError], Any]:
     """How an API reports that the whole request failed whose response has an error for each item, with a message where
     there is a field for it, and perhaps one on top.
 
@@ -62,7 +57,8 @@ def error_on_items(
     """
     path = list(zip(answered.split("."), (asked or answered).split("."), strict=True))
 
-    def failed(request: Any, version: int, error: ApiError) -> R:
+    def failed(request: Request, version: int, error: ApiError) -> Any:
+        response = response_class(type(request).API_KEY)
         given = _error_fields(response, version, error) if on_top else {}
         return response(**given, **_items(response, request, path, version, error, values))
 
@@ -134,7 +130,6 @@ def check_endpoint_type(wanted: int, served: EndpointType, version: int) -> None
 
 
 D = TypeVar("D", bound=Any)
-R = TypeVar("R", bound=Response)
 
 
 def described(

@@ -63,12 +63,7 @@ class StreamsGroupHandlers:
         """One row an API. `timed` makes a handler of a method that takes the time."""
         items = Items(DESCRIBE_GROUP, streams_group_describe_failed, "group_ids", "groups", itself)
         return [
-            Row(
-                ApiKey.STREAMS_GROUP_HEARTBEAT,
-                partial(self._heartbeat, timed),
-                error_on_top(StreamsGroupHeartbeatResponse),
-                on_group(READ_GROUP),
-            ),
+            Row(ApiKey.STREAMS_GROUP_HEARTBEAT, partial(self._heartbeat, timed), error_on_top, on_group(READ_GROUP)),
             Row(
                 ApiKey.STREAMS_GROUP_DESCRIBE,
                 timed(self._describe),
@@ -80,7 +75,7 @@ class StreamsGroupHandlers:
             Row(
                 ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
                 timed(self._update_description),
-                error_on_top(StreamsGroupTopologyDescriptionUpdateResponse),
+                error_on_top,
                 on_group(READ_GROUP),
             ),
         ]
@@ -180,4 +175,4 @@ def _visible(
     )
 
 
-streams_group_describe_failed = error_on_items(StreamsGroupDescribeResponse, "groups", "group_ids")
+streams_group_describe_failed = error_on_items("groups", "group_ids")

@@ -152,13 +152,8 @@ class TelemetryHandlers:
     def rows(self) -> list[Row]:
         """Every client may push its metrics, as in Kafka."""
         return [
-            Row(
-                ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
-                self.get_subscriptions,
-                error_on_top(GetTelemetrySubscriptionsResponse),
-                Authorization.ANYONE,
-            ),
-            Row(ApiKey.PUSH_TELEMETRY, self.push, error_on_top(PushTelemetryResponse), Authorization.ANYONE),
+            Row(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, self.get_subscriptions, error_on_top, Authorization.ANYONE),
+            Row(ApiKey.PUSH_TELEMETRY, self.push, error_on_top, Authorization.ANYONE),
         ]
 
     def get_subscriptions(

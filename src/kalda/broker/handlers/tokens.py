@@ -56,24 +56,12 @@ class TokenHandlers(Module):
         at_controller, forward = Authorization.AT_CONTROLLER, self._forward
         return [
             Row(ApiKey.CREATE_DELEGATION_TOKEN, forward, create_token_failed, at_controller, forwarded=True),
-            Row(
-                ApiKey.RENEW_DELEGATION_TOKEN,
-                forward,
-                error_on_top(RenewDelegationTokenResponse),
-                at_controller,
-                forwarded=True,
-            ),
-            Row(
-                ApiKey.EXPIRE_DELEGATION_TOKEN,
-                forward,
-                error_on_top(ExpireDelegationTokenResponse),
-                at_controller,
-                forwarded=True,
-            ),
+            Row(ApiKey.RENEW_DELEGATION_TOKEN, forward, error_on_top, at_controller, forwarded=True),
+            Row(ApiKey.EXPIRE_DELEGATION_TOKEN, forward, error_on_top, at_controller, forwarded=True),
             Row(
                 ApiKey.DESCRIBE_DELEGATION_TOKEN,
                 self._describe,
-                error_on_top(DescribeDelegationTokenResponse),
+                error_on_top,
                 Authorization.PER_ITEM,
                 has_large_answer=True,
             ),

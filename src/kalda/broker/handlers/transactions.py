@@ -63,7 +63,6 @@ from kalda.protocol.messages.transactions import (
     DescribeTransactionsResponse,
     DescribeTransactionsResponseTransactionState,
     EndTxnRequest,
-    EndTxnResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListTransactionsRequest,
@@ -116,13 +115,8 @@ class TransactionHandlers:
         return [
             Row(ApiKey.INIT_PRODUCER_ID, timed(coordinator.init_producer_id), init_producer_id_failed, _may_init),
             Row(ApiKey.ADD_PARTITIONS_TO_TXN, timed(self._add_partitions), add_partitions_to_txn_failed, _may_add),
-            Row(
-                ApiKey.ADD_OFFSETS_TO_TXN,
-                timed(self._add_offsets),
-                error_on_top(AddOffsetsToTxnResponse),
-                _may_add_offsets,
-            ),
-            Row(ApiKey.END_TXN, timed(coordinator.end_txn), error_on_top(EndTxnResponse), _may_end),
+            Row(ApiKey.ADD_OFFSETS_TO_TXN, timed(self._add_offsets), error_on_top, _may_add_offsets),
+            Row(ApiKey.END_TXN, timed(coordinator.end_txn), error_on_top, _may_end),
             Row(
                 ApiKey.DESCRIBE_TRANSACTIONS,
                 timed(self._describe),
@@ -130,13 +124,7 @@ class TransactionHandlers:
                 per_item,
                 has_large_answer=True,
             ),
-            Row(
-                ApiKey.LIST_TRANSACTIONS,
-                self._list,
-                error_on_top(ListTransactionsResponse),
-                per_item,
-                has_large_answer=True,
-            ),
+            Row(ApiKey.LIST_TRANSACTIONS, self._list, error_on_top, per_item, has_large_answer=True),
         ]
 
     def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
@@ -472,7 +460,7 @@ def add_partitions_to_txn_failed(
     return run_to_end(_add_response(version, [(transaction, error.code)]))
 
 
-describe_transactions_failed = error_on_items(DescribeTransactionsResponse, "transaction_states", "transactional_ids")
+describe_transactions_failed = error_on_items("transaction_states", "transactional_ids")
 
 
 _METRICS = "kafka.coordinator.transaction:type=TransactionMarkerChannelManager"
