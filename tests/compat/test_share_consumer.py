@@ -138,6 +138,9 @@ def test_commands_show_a_share_group_and_set_where_it_begins(cluster: Cluster, t
     with consumer_of(cluster, topic) as consumer:
         count = len(first_of(consumer))
         consumer.commit_sync()
+        with kalda.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            # A partition that the group had not begun when its last member left has no offset.
+            wait_until(lambda: len(admin.list_share_group_offsets(topic).check()) == 3, "all partitions have begun")
         (with_member,) = json.loads(groups(cluster, "describe", topic, "--json"))
         assert (with_member["type"], with_member["state"], len(with_member["members"])) == ("share", "Stable", 1)
         assert len(with_member["members"][0]["partitions"]) == 3
