@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kalda.assignors.server_assignors import task_assignor_names
 from kalda.base.configs import client_metrics, group
 from kalda.base.configs.broker import BROKER, find_key
 from kalda.base.configs.client_metrics import CLIENT_METRICS
@@ -87,6 +86,8 @@ class NodeConfigSchema:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
 
     def _task_assignors(self) -> Sequence[str]:
+        from kalda.assignors.server_assignors import task_assignor_names  # a node's start does without
+
         return task_assignor_names(self._values["group.streams.assignors"])
 
     def _require_file(self, name: str, path: str) -> None:

@@ -1,5 +1,4 @@
-"""Access control entries: DescribeAcls (29), which every node answers from its own metadata; the failures of CreateAcls
-(30) and DeleteAcls (31), which the active controller answers.
+"""Access control entries: DescribeAcls (29), which every node answers from its own metadata.
 
 A node without an authorizer answers SECURITY_DISABLED: entries that nothing enforces would be taken for protection.
 """

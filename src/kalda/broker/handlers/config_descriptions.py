@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from kalda.assignors.server_assignors import task_assignor_names
 from kalda.base.background import Steps
 from kalda.base.configs import describe
 from kalda.base.configs.dynamic import Layers, effective
@@ -148,6 +147,8 @@ class ConfigDescriptions:
         return describe.describe_topic(self._layers, self._effective, overrides, keys)
 
     def _task_assignor(self) -> str:
+        from kalda.assignors.server_assignors import task_assignor_names  # a node's start does without
+
         return task_assignor_names(self._effective["group.streams.assignors"])[0]
 
     def _loggers(self, name: str, keys: Collection[str] | None) -> list[DescribeConfigsResourceResult]:
