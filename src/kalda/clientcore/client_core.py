@@ -1,8 +1,7 @@
 """What the cores of all clients have in common: connections, the cluster's metadata, requests, and the metrics that are
 pushed.
 
-    at(now)            the connections, for an event at this time
-    take_actions()     what the shell has to do on connections, in order
+    at(now)            the connections, for an event at this time; their `take_actions` is what the shell has to do
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from kalda.base.errors import ApiError
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics
 from kalda.clientcore.connections.cluster_values import configured_bootstrap
-from kalda.clientcore.connections.connections import Action, ConnectionConfig, Connections
+from kalda.clientcore.connections.connections import ConnectionConfig, Connections
 from kalda.clientcore.connections.metadata import ClusterMetadata, ControllerMetadata
 from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
 from kalda.clientcore.connections.requests import Requests
@@ -87,10 +86,6 @@ class ClientCore:
         """The connections, for an event at this time."""
         self.requests.now_ms = now_ms
         return self.connections
-
-    def take_actions(self) -> list[Action]:
-        """What the shell has to do on connections, in order."""
-        return self.connections.take_actions()
 
     def _on_refused(self, error: ApiError) -> None:
         self.refused = error

@@ -2,7 +2,7 @@
 
     run(now, is_polling)       do all that can be done now
     deadline_ms(...)           when `run` is due, if nothing happens before
-    take_actions()             what the shell has to do on connections, in order
+    connections                `take_actions` of these is what the shell has to do, in order
     callback                   a call of the rebalance listener that is due; `on_callback_done` after it
     begin_poll()               the application calls `poll`: what it was given before is processed
     take_records, take_chunks  what is buffered

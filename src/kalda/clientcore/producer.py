@@ -1,7 +1,7 @@
 """A whole producer without threads, sockets and clocks: its machines, put together.
 
-The shell calls `run` when `deadline_ms` has come and after every event, carries out what `take_actions` returns, and
-calls the callbacks of `take_finished`. Connections' events go to `connections`, with `now_ms` set by `at`.
+The shell calls `run` when `deadline_ms` has come and after every event, carries out what `connections.take_actions`
+returns, and calls the callbacks of `take_finished`. Connections' events go to `connections`, with `now_ms` set by `at`.
 
 The caller's thread uses `metadata.want` and `accumulator.append` only; all else runs on the I/O thread.
 """

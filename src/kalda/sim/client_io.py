@@ -148,7 +148,7 @@ class _SimChannels(Channels):
         self._connected: dict[int, _SimChannel] = {}
 
     def carry_out(self) -> None:
-        while actions := self._core.take_actions():
+        while actions := self._core.connections.take_actions():
             written: dict[int, None] = {}
             for action in actions:
                 self._carry_out(action, written)

@@ -448,7 +448,7 @@ class Member:
         self.core.run(now_ms, self.is_polling)
         if self.is_polling and self._call_listener():
             self.core.run(now_ms, True)
-        while actions := self.core.take_actions():
+        while actions := self.core.connections.take_actions():
             for action in actions:
                 match action:
                     case Connect(connection_id, address):

@@ -195,7 +195,7 @@ class World:
 
     def _turn(self) -> None:
         self.core.run(self.now_ms)
-        while actions := self.core.take_actions():
+        while actions := self.core.connections.take_actions():
             for action in actions:
                 match action:
                     case Connect(connection_id, address):

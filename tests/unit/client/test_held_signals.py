@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -209,9 +210,10 @@ def once(owner: Any, name: str, number: int) -> Callable[[], bool]:
     return lambda: is_done
 
 
-@pytest.mark.parametrize("name", ["run", "deadline_ms", "take_finished", "take_actions"])
+@pytest.mark.parametrize("name", ["run", "deadline_ms", "take_finished", "connections.take_actions"])
 def test_a_signal_in_a_turn_does_not_end_the_producer(producer: Producer, program: list[int], name: str) -> None:
-    is_done = once(producer._core, name, signal.SIGTERM)
+    *owner, method = name.split(".")
+    is_done = once(attrgetter(*owner)(producer._core) if owner else producer._core, method, signal.SIGTERM)
     futures: list[DeliveryFuture] = []
 
     def send() -> None:
@@ -227,7 +229,7 @@ def test_a_signal_in_a_turn_does_not_end_the_producer(producer: Producer, progra
 
 
 def test_a_handler_that_returns_does_not_end_a_wait(producer: Producer, program: list[int]) -> None:
-    is_done = once(producer._core, "take_actions", signal.SIGINT)
+    is_done = once(producer._core.connections, "take_actions", signal.SIGINT)
     while not is_done():
         assert producer.send("t", b"v").result().topic == "t"
     assert program == [signal.SIGINT]
@@ -262,7 +264,7 @@ def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> No
         AcknowledgingBroker() as broker,
         Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as consumer,
     ):
-        is_done = once(consumer._core, "take_actions", number)
+        is_done = once(consumer._core.connections, "take_actions", number)
         if number == signal.SIGTERM:
             with pytest.raises(Stop):
                 consumer.partitions_for("t")
@@ -289,7 +291,7 @@ def test_a_signal_in_a_turn_behind_an_interrupted_wait(consumer: Consumer) -> No
     once(consumer._io, "_select", signal.SIGTERM)
     with pytest.raises(Stop):
         consumer.poll(TIMEOUT_S)
-    is_done = once(consumer._core, "take_actions", signal.SIGTERM)
+    is_done = once(consumer._core.connections, "take_actions", signal.SIGTERM)
     with pytest.raises(Stop):
         consumer.poll(TIMEOUT_S)
     assert is_done()

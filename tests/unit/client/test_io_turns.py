@@ -31,7 +31,7 @@ class OneTimer:
     security = None
 
     def __init__(self) -> None:
-        self.core = self
+        self.core = self.connections = self
         self.has_fired = False
         self.metrics = ClientMetrics("test", "test")
 

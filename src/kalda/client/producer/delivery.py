@@ -66,7 +66,7 @@ class DeliveryFuture(Ticket):
     def _wait(self, timeout: float | None) -> tuple[ProducerBatch, int]:
         while True:
             batch, index = self.batch.holder_of(self.index)
-            if not _is_done_here(batch) and not wait_until_done(batch, timeout):
+            if not wait_until_done(batch, timeout):
                 raise CallTimeout(f"the record was not acknowledged within {timeout} s")
             if batch.final_state is not FinalState.SPLIT:
                 return batch, index
@@ -135,7 +135,7 @@ def rejected(error: Exception) -> DeliveryFuture:
 
 
 def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
-    """Wait until the batch is done. False after `timeout` seconds."""
+    """Wait until the batch is done, for the calling thread. False after `timeout` seconds."""
     if batch.is_done:
         return True
     io: SharedIo | None = batch.io
@@ -145,6 +145,8 @@ def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
         return _is_done(batch)
     if io.was_forked:
         raise made_by_parent()
+    if _is_done_here(batch):
+        return True
     if io.is_current:
         raise _cannot_wait()
     io.begin_waiting()

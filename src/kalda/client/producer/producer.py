@@ -205,9 +205,10 @@ class Producer(ProducerCalls, BlockingFace):
             began_s = time.monotonic()
             partitions = self._wait_for_topic(record.topic, record.partition, began_s)
             prepared = outgoing.prepare(record)
-            partition = outgoing.partition(record, prepared, partitions)
-            if partition != record.partition:
-                record = record._replace(partition=partition)
+            if record.partition is None:
+                partition = outgoing.partition(record, prepared, partitions)
+                if partition is not None:
+                    record = record._replace(partition=partition)
             return self._append(record, prepared, callback_for(outgoing, on_delivery), began_s)
         except BaseException as error:
             self._on_failed_send(error, record)
@@ -496,7 +497,7 @@ class Producer(ProducerCalls, BlockingFace):
             accumulator.flushes += 1
             waiting = list(accumulator.incomplete)
         try:
-            if accumulator.has_queued:
+            if accumulator.queued:
                 self._thread.wake()
             while waiting:
                 batch = waiting.pop()

@@ -57,8 +57,6 @@ class ProducerDriven(Driven):
         if core.sender.finished:
             for batch in core.take_finished():
                 self._deliver(batch)
-        if self.is_ended:
-            self.outgoing.close()
         version = core.metadata.version
         is_news = version != self._seen_version or core.refused is not None
         if is_news or self.waits_for_transaction:
@@ -74,6 +72,8 @@ class ProducerDriven(Driven):
         self.core.end(error, self.core.now_ms())
         self.is_ended = True
         self._wake(True)
+        self.finish()
+        self.outgoing.close()
 
     @abstractmethod
     def _deliver(self, batch: ProducerBatch) -> None:

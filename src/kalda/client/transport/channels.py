@@ -52,6 +52,7 @@ class Channels:
 
     def __init__(self, driven: Driven, watch: Watch) -> None:
         self._core = driven.core
+        self._connections = driven.core.connections
         self._driven = driven
         self._watch = watch
         self._security = driven.security
@@ -59,7 +60,7 @@ class Channels:
 
     def carry_out(self) -> None:
         """Carry out all of the core's actions, and those that follow from them."""
-        while actions := self._core.take_actions():
+        while actions := self._connections.take_actions():
             unflushed: dict[int, Channel | SaslChannel] = {}
             for action in actions:
                 if isinstance(action, Write):
@@ -89,7 +90,7 @@ class Channels:
         if channel.has_unwritten:
             self._watch.watch(connection_id, channel.socket, channel.wants_write)
         else:
-            self._core.connections.on_written(connection_id)
+            self._connections.on_written(connection_id)
 
     # -- connecting
 

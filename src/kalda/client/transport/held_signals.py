@@ -36,27 +36,26 @@ class HeldSignals:
         self._may_raise = may_raise
         self._on_held = on_held
         self._held: tuple[int, FrameType | None] | None = None
-        self._replaced: dict[int, Handler] = {}
-        """The program's handlers, while signals are held."""
+        self._is_holding = False
         self._seen: list[Handler | int | None] = []
         """What the handlers of `_NUMBERS` were at the last `hold`."""
-        self._functions: list[tuple[int, Handler]] = []
-        """Those of them that are functions of Python, with their numbers."""
+        self._replaced: dict[int, Handler] = {}
+        """The program's handlers that are functions of Python, as they were then."""
         self._handler: Handler = self._on_signal
         self._process_id = os.getpid()
 
     def hold(self) -> bool:
         """Hold signals back from now on. False where nothing has to be released: in other threads, and where they are
         held already."""
-        if threading.get_ident() != _main_thread or self._replaced:
+        if self._is_holding or threading.get_ident() != _main_thread:
             return False
         seen = list(map(_signal.getsignal, _NUMBERS))
         if seen != self._seen:
             self._seen = seen
-            self._functions = [(number, each) for number, each in zip(_NUMBERS, seen, strict=True) if callable(each)]
+            self._replaced = {number: each for number, each in zip(_NUMBERS, seen, strict=True) if callable(each)}
         try:
-            for number, handler in self._functions:
-                self._replaced[number] = handler  # before it is replaced: `_on_signal` calls it
+            self._is_holding = True
+            for number in self._replaced:
                 _signal.signal(number, self._handler)
         except BaseException:  # of a handler that was not replaced yet
             self._restore()
@@ -74,11 +73,10 @@ class HeldSignals:
 
     def _restore(self) -> None:
         try:
-            while self._replaced:
-                number, handler = next(iter(self._replaced.items()))
+            for number, handler in self._replaced.items():
                 if _signal.getsignal(number) is self._handler:  # else a callback of the program has set another one
                     _signal.signal(number, handler)
-                del self._replaced[number]
+            self._is_holding = False
         except BaseException:  # of a handler that is back already
             self._restore()
             raise

@@ -548,14 +548,15 @@ class Connections:
         peer = self._by_connection.get(connection_id)
         if peer is None:
             return
-        if not peer.in_flight or not peer.in_flight[0].expects_response:
+        in_flight = peer.in_flight
+        if not in_flight or not (first := in_flight[0]).expects_response:
             self._on_failed_connection(peer, disconnected(f"{peer.address} sent a response that is not due"), now_ms)
             return
-        first = peer.in_flight[0]
+        encoded = first.encoded
         self._frame_at_ms = now_ms
         peer.traffic.received.append(len(frame) + _SIZE_BYTES)
         try:
-            answer = None if first.encoded is None else first.encoded.read(frame, first.call.correlation_id)
+            answer = None if encoded is None else encoded.read(frame, first.call.correlation_id)
             if answer is None:
                 answer = first.call.read_answer(frame)
         except InvalidRequest as error:
@@ -563,7 +564,7 @@ class Connections:
             why = disconnected(f"{peer.address} sent an invalid response: {error.message}")
             self._on_failed_connection(peer, why, now_ms)
             return
-        peer.in_flight.popleft()
+        in_flight.popleft()
         peer.last_used_ms = now_ms
         if peer.state is ConnectionState.READY:
             peer.failures = 0

@@ -73,7 +73,8 @@ class Requests:
         """Send what is due, and let connections time out."""
         now_ms = self.ran_at_ms = self.now_ms
         self.connections.run(now_ms)
-        self._update_nodes()
+        if self._nodes_version != self.metadata.version:
+            self._update_nodes()
         due_ms = self.metadata.next_request_at_ms(now_ms)
         if due_ms is not None and due_ms <= now_ms:
             if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):

@@ -15,7 +15,7 @@ a `send` waits for memory, or while the producer flushes, closes, or ends a tran
 Most records do not come here: `TopicState.appender` puts them into open batches, without a lock. `append` is for the
 first record of a batch. It runs on the caller's thread and all else on the I/O thread; `lock` keeps them apart.
 
-Invariants: a queue's batches have records and are in the order of these, and only the last may be open; `_active` has
+Invariants: a queue's batches have records and are in the order of these, and only the last may be open; `queued` has
 the queues that are not empty; a batch is in `incomplete` from before it is queued until it is done.
 """
 
@@ -88,10 +88,9 @@ class TopicState:
 class Ready(NamedTuple):
     """What `ready` has found."""
 
-    nodes: dict[int, None]
-    """Nodes to send to, in order."""
-    led: dict[int, list[tuple[PartitionQueue, Leader]]]
-    """The queues of each node that may be drained: of batches to send now, and of those that may go with them."""
+    nodes: dict[int, list[tuple[PartitionQueue, Leader]]]
+    """Nodes to send to, in order, and the queues of each: those with a batch to send now, and those with one that may
+    go with it."""
     next_check_ms: int | None
     """When a node that is not among them may be ready; None: nothing waits."""
     topics_without_leader: set[str]
@@ -136,7 +135,8 @@ class Accumulator:
         """Where batches are not compressed, their limit."""
         self._metadata = metadata
         self._ticket_type = ticket_type
-        self._active: dict[TopicPartition, PartitionQueue] = {}
+        self.queued: dict[TopicPartition, PartitionQueue] = {}
+        """The queues that are not empty."""
         self._candidates: dict[str, tuple[int, Candidates]] = {}
         """With the version of the metadata from which they were computed."""
         self._drain_after: dict[int, TopicPartition] = {}
@@ -237,7 +237,7 @@ class Accumulator:
                 if partition is None:
                     sticky, queue = self._sticky_queue(topic)
                 else:
-                    queue = self._queue(topic, partition)
+                    queue = topic.queues.get(partition) or self._queue(topic, partition)
                 self._admit(queue)
                 last = queue.batches[-1] if queue.batches else None
                 ticket.batch, ticket.timestamp = last, timestamp_ms
@@ -302,12 +302,12 @@ class Accumulator:
             queue.created += 1
             batch.order = (queue.created,)
             self.incomplete[batch] = None
-            self._active[queue.topic_partition] = queue
+            self.queued[queue.topic_partition] = queue
             queue.batches.append(batch)
         except BaseException:
             if batch.order and batch not in queue.batches:
                 if not queue.batches:
-                    self._active.pop(queue.topic_partition, None)
+                    self.queued.pop(queue.topic_partition, None)
                 self._release(batch)
             raise
 
@@ -377,11 +377,6 @@ class Accumulator:
 
     # -- sending, on the I/O thread
 
-    @property
-    def has_queued(self) -> bool:
-        """Whether any batch waits in a queue."""
-        return bool(self._active)
-
     def on_node_checked(self, node_id: int, now_ms: int, can_send: bool) -> None:
         """The node has batches to send; whether it takes them now."""
         drained_ms = now_ms if can_send else self._node_times.get(node_id, (now_ms, now_ms))[1]
@@ -389,7 +384,7 @@ class Accumulator:
 
     def ready(self, now_ms: int) -> Ready:
         """The nodes that lead partitions with batches to send now."""
-        nodes: dict[int, None] = {}
+        nodes: dict[int, list[tuple[PartitionQueue, Leader]]] = {}
         led: dict[int, list[tuple[PartitionQueue, Leader]]] = {}
         next_check_ms: int | None = None
         without_leader: set[str] = set()
@@ -397,7 +392,7 @@ class Accumulator:
         linger_ms, timeout_ms = self._config.linger_ms, self._config.delivery_timeout_ms
         with self.lock:
             is_forced = linger_ms == 0 or self._is_forced()
-            for partition, queue in self._active.items():
+            for partition, queue in self.queued.items():
                 first = queue.batches[0]
                 if now_ms - first.created_ms >= timeout_ms:
                     is_any_expired = True
@@ -410,24 +405,22 @@ class Accumulator:
                 if leader.epoch > first.leader_epoch >= 0:
                     first.leader_changed = True
                 if first.attempts > 0:
-                    wait_ms = self._backoff_ms(first)
+                    due_ms = first.last_attempt_ms + self._backoff_ms(first)
                 elif is_forced or len(queue.batches) > 1 or first.is_full:
-                    wait_ms = 0
+                    due_ms = now_ms
                 else:
-                    wait_ms = linger_ms
-                due_ms = first.last_attempt_ms + wait_ms
-                node_id = leader.node_id
-                if due_ms <= now_ms:
-                    nodes[node_id] = None
-                else:
+                    due_ms = first.last_attempt_ms + linger_ms
+                if due_ms > now_ms:
                     next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
                     if first.attempts > 0:
                         continue
-                if node_id in led:
-                    led[node_id].append((queue, leader))
-                else:
-                    led[node_id] = [(queue, leader)]
-        return new_tuple(Ready, (nodes, led, next_check_ms, without_leader, is_any_expired))
+                queues = led.get(leader.node_id)
+                if queues is None:
+                    queues = led[leader.node_id] = []
+                queues.append((queue, leader))
+                if due_ms <= now_ms:
+                    nodes[leader.node_id] = queues
+        return new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
 
     def _is_forced(self) -> bool:
         """Whether batches are sent before they are full, or have lingered."""
@@ -452,11 +445,11 @@ class Accumulator:
         in all; sealed. Not more than one request may name."""
         batches: list[ProducerBatch] = []
         size_bytes = 0
-        config, numbering = self._config, self.numbering
+        config, numbering, is_alone = self._config, self.numbering, len(led) == 1
         with self.lock:
-            for queue, leader in led if len(led) == 1 else self._in_turn(node_id, led):
+            for queue, leader in led if is_alone else self._in_turn(node_id, led):
                 first = queue.batches[0]
-                bytes_more = self._estimated_bytes(first, queue.topic)
+                bytes_more = 0 if is_alone else self._estimated_bytes(first, queue.topic)
                 if batches and (
                     size_bytes + bytes_more > config.max_request_size or len(batches) == MAX_PARTITIONS_NAMED
                 ):
@@ -496,7 +489,7 @@ class Accumulator:
         batch, place = queue.batches.popleft(), queue.topic_partition
         batch.is_open = False
         if not queue.batches:
-            del self._active[place]
+            del self.queued[place]
         appender = queue.topic.appender
         if place.partition < len(appender.open) and appender.open[place.partition] is batch:
             appender.open[place.partition] = None
@@ -529,7 +522,7 @@ class Accumulator:
         while at < len(queue.batches) and queue.batches[at].order < batch.order:
             at += 1
         queue.batches.insert(at, batch)
-        self._active[queue.topic_partition] = queue
+        self.queued[queue.topic_partition] = queue
 
     def split(self, batch: ProducerBatch) -> list[ProducerBatch]:
         """The batch is too large for its broker: queue its records in batches of at most `batch_size`."""
@@ -551,7 +544,7 @@ class Accumulator:
         """Batches in queues that have waited too long; they are removed."""
         found: list[ProducerBatch] = []
         with self.lock:
-            for queue in list(self._active.values()):
+            for queue in list(self.queued.values()):
                 while queue.batches and now_ms - queue.batches[0].created_ms >= self._config.delivery_timeout_ms:
                     found.append(queue.batches[0])
                     self._take(queue)
@@ -559,10 +552,10 @@ class Accumulator:
 
     def next_expiry_ms(self) -> int | None:
         """When the first batch in a queue expires."""
-        if not self._active:
+        if not self.queued:
             return None
         with self.lock:
-            oldest_ms = min((queue.batches[0].created_ms for queue in self._active.values()), default=None)
+            oldest_ms = min((queue.batches[0].created_ms for queue in self.queued.values()), default=None)
         return None if oldest_ms is None else oldest_ms + self._config.delivery_timeout_ms
 
     def release(self, batch: ProducerBatch) -> None:
@@ -582,7 +575,7 @@ class Accumulator:
         """Remove all batches from the queues."""
         found: list[ProducerBatch] = []
         with self.lock:
-            for queue in list(self._active.values()):
+            for queue in list(self.queued.values()):
                 while queue.batches:
                     found.append(queue.batches[0])
                     self._take(queue)
@@ -599,7 +592,7 @@ class Accumulator:
             for topic in self.topics.values():
                 topic.appender.sticky = None
                 topic.appender.open = [None] * len(topic.appender.open)
-            for queue in self._active.values():
+            for queue in self.queued.values():
                 queue.batches[-1].is_open = False
 
     def mute(self, partition: TopicPartition, is_muted: bool) -> None:

@@ -59,12 +59,11 @@ class BufferPool:
         """A buffer of that size, or None. Raises `ValueError` for more than there is in all."""
         if size_bytes > self.total_bytes:
             raise ValueError(f"{size_bytes} bytes are more than the {self.total_bytes} of the whole pool")
-        if self._waiters:
-            return None
-        kept = self._take_kept(size_bytes)
-        if kept is not None:
-            return kept
-        if self.available_bytes < size_bytes:
+        kept = self._free.get(size_bytes)
+        if kept and not self._waiters:
+            self._kept_bytes -= size_bytes
+            return kept.pop()
+        if self._waiters or self.available_bytes < size_bytes:
             return None
         self._free_up(size_bytes)
         self._unused_bytes -= size_bytes

@@ -152,7 +152,7 @@ class Idempotence:
 
     def run(self) -> None:
         """Resolve what can be resolved, and increment the epoch where that was found necessary."""
-        for partition, _ in list(self._unresolved.items()):
+        for partition in list(self._unresolved) if self._unresolved else ():
             sequence = self._sequences[partition]
             if not sequence.in_flight:
                 if not self._is_next(sequence, sequence.next):

@@ -19,7 +19,7 @@ from kalda.clientcore.interceptors import close_all, codec_of, interceptors_of
 from kalda.clientcore.producing.producer_batch import RecordMetadata, encode_headers
 from kalda.clientcore.producing.producer_errors import RecordTooLarge, SerializationError
 from kalda.clientcore.serdes import serde_of
-from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
+from kalda.records.appending import HEADER_SIZE, NO_HEADERS, RECORD_OVERHEAD, murmur2
 
 # Keys and values to bytes: what `key.serializer` and `value.serializer` may be.
 #
@@ -277,14 +277,14 @@ class Outgoing:
     def prepare(self, record: ProducerRecord) -> Prepared:
         """Serialize. Raises `SerializationError`, `RecordTooLarge`, and `ValueError` or `TypeError` for what else is no
         part of a record."""
-        topic, timestamp_ms = record.topic, record.timestamp_ms
+        topic, value, key, _, timestamp_ms, headers = record
         if timestamp_ms is not None and not (hasattr(timestamp_ms, "__index__") and 0 <= timestamp_ms < 1 << 63):
             raise ValueError(f"timestamp_ms is {timestamp_ms!r}: milliseconds since 1970, not negative, are expected")
-        headers: Any = record.headers
+        pairs: Any = headers
         if self._see_headers:
-            headers = list(headers.items() if isinstance(headers, Mapping) else headers or ())
-        key, value = self.key(topic, record.key, headers), self.value(topic, record.value, headers)
-        tail = encode_headers(headers)
+            pairs = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+        key, value = self.key(topic, key, pairs), self.value(topic, value, pairs)
+        tail = encode_headers(pairs) if pairs else NO_HEADERS
         size = _OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
         if size > self._max_bytes:
             raise RecordTooLarge(

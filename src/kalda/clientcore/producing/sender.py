@@ -202,10 +202,10 @@ class Sender:
         if self._in_flight:
             self._expire_in_flight(now_ms)
         self._next_check_ms = None
-        if not accumulator.has_queued:
+        if not accumulator.queued:
             return
         # What is behind a batch that was drained, or has expired, may still linger: what is ready is asked anew.
-        while self._send_ready(now_ms) and accumulator.has_queued:
+        while self._send_ready(now_ms) and accumulator.queued:
             pass
 
     def _send_ready(self, now_ms: int) -> bool:
@@ -220,7 +220,7 @@ class Sender:
                 self._fail_expired(batch, now_ms)
             return True
         next_check_ms, is_any_sent = ready.next_check_ms, False
-        for node_id in ready.nodes:
+        for node_id, queues in ready.nodes.items():
             can_send = connections.is_ready(node_id, now_ms)
             accumulator.on_node_checked(node_id, now_ms, can_send)
             if not can_send:
@@ -228,7 +228,7 @@ class Sender:
                 if at_ms is not None and (next_check_ms is None or at_ms < next_check_ms):
                     next_check_ms = at_ms
                 continue
-            batches = accumulator.drain(node_id, ready.led[node_id], now_ms)
+            batches = accumulator.drain(node_id, queues, now_ms)
             if batches:
                 self._send(node_id, batches, now_ms)
                 is_any_sent = True
