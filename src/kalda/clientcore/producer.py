@@ -24,6 +24,7 @@ from kalda.clientcore.producing.producer_metrics import ProducerMetrics
 from kalda.clientcore.producing.row_batches import table_batch_bytes
 from kalda.clientcore.producing.sender import Sender
 from kalda.records.appending import Ticket
+from kalda.records.batch import NO_PRODUCER_ID
 
 if TYPE_CHECKING:
     from kalda.clientcore.producing.transactions import TransactionDriver
@@ -102,11 +103,11 @@ class ProducerCore(ClientCore):
         if self._seen_version != self.metadata.version:
             self._seen_version = self.metadata.version
             self.accumulator.on_metadata()
-        if self.idempotence is not None:
-            refusal = self.idempotence.take_refusal()
-            if refusal is not None:
-                self.sender.fail_queued(refusal)
-            self._update_producer_id(self.idempotence, now_ms)
+        idempotence = self.idempotence
+        if idempotence is not None:
+            idempotence.run()
+            if idempotence.producer_id == NO_PRODUCER_ID:
+                self._get_producer_id(idempotence, now_ms)
         if self.transactions is not None:
             error = self.transactions.error_to_fail_queued
             if error is not None:
@@ -168,8 +169,10 @@ class ProducerCore(ClientCore):
             due_ms = id_ms if due_ms is None else min(due_ms, id_ms)
         return self.requests.any_node_at_ms(due_ms, now_ms)
 
-    def _update_producer_id(self, idempotence: Idempotence, now_ms: int) -> None:
-        idempotence.run()
+    def _get_producer_id(self, idempotence: Idempotence, now_ms: int) -> None:
+        refusal = idempotence.take_refusal()
+        if refusal is not None:
+            self.sender.fail_queued(refusal)
         if not idempotence.needs_request or now_ms < self._id_retry_at_ms or not self.accumulator.incomplete:
             return
         node_id = self.requests.any_node()

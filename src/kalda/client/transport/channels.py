@@ -64,10 +64,11 @@ class Channels:
             unflushed: dict[int, Channel | SaslChannel] = {}
             for action in actions:
                 if isinstance(action, Write):
-                    channel = self._channels.get(action.connection_id)
+                    connection_id, buffers = action
+                    channel = self._channels.get(connection_id)
                     if channel is not None:
-                        channel.write(action.buffers)
-                        unflushed[action.connection_id] = channel
+                        channel.write(buffers)
+                        unflushed[connection_id] = channel
                 elif isinstance(action, Connect):
                     if action.target is None:
                         self._watch.resolve(action)

@@ -311,9 +311,11 @@ class Connections:
         peer = self._peers.get(node_id)
         if peer is None:
             return False
-        if peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms:
+        if self._can_send(peer, now_ms):
+            return True
+        if peer.may_connect(now_ms):
             self._connect(peer, now_ms)
-        return self._can_send(peer, now_ms)
+        return False
 
     def is_connected(self, node_id: int) -> bool:
         """Whether there is a connection, busy or not."""
@@ -412,8 +414,8 @@ class Connections:
     ) -> None:
         """As `send`, of a request and a response that `encoded` encodes and may be able to read."""
         peer = self._peers[node_id]
-        call = self._new_call(peer, api_key, encoded.version, now_ms, on_done, True, None, encoded)
-        buffers = encoded.frame(call.correlation_id, records)
+        self._new_call(peer, api_key, encoded.version, now_ms, on_done, True, None, encoded)
+        buffers = encoded.frame(peer.last_correlation_id, records)
         peer.traffic.sent.append(sum(map(len, buffers)))
         self._actions.append(new_tuple(Write, (peer.connection_id, buffers)))
 

@@ -402,9 +402,9 @@ class Accumulator:
                     continue
                 if queue.is_muted:
                     continue
-                if leader.epoch > first.leader_epoch >= 0:
-                    first.leader_changed = True
                 if first.attempts > 0:
+                    if leader.epoch > first.leader_epoch >= 0:
+                        first.leader_changed = True
                     due_ms = first.last_attempt_ms + self._backoff_ms(first)
                 elif is_forced or len(queue.batches) > 1 or first.is_full:
                     due_ms = now_ms
@@ -414,12 +414,13 @@ class Accumulator:
                     next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
                     if first.attempts > 0:
                         continue
-                queues = led.get(leader.node_id)
+                node_id = leader.node_id
+                queues = led.get(node_id)
                 if queues is None:
-                    queues = led[leader.node_id] = []
+                    queues = led[node_id] = []
                 queues.append((queue, leader))
                 if due_ms <= now_ms:
-                    nodes[leader.node_id] = queues
+                    nodes[node_id] = queues
         return new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
 
     def _is_forced(self) -> bool:
@@ -464,9 +465,9 @@ class Accumulator:
                 size_bytes += bytes_more
                 self._drain_after[node_id] = queue.topic_partition
         for batch in batches:
-            is_learned_from = batch.sealed is None and self._compression is not Compression.NONE
+            is_sealed_again = batch.sealed is not None
             batch.seal(self._compression, config.compression_level)
-            if is_learned_from:
+            if not (is_sealed_again or self._plain_limit):
                 self._learn_ratio(batch)
         return batches
 

@@ -152,13 +152,8 @@ class Idempotence:
 
     def run(self) -> None:
         """Resolve what can be resolved, and increment the epoch where that was found necessary."""
-        for partition in list(self._unresolved) if self._unresolved else ():
-            sequence = self._sequences[partition]
-            if not sequence.in_flight:
-                if not self._is_next(sequence, sequence.next):
-                    log.info("%s: the last batches may not have been written: the epoch is incremented", partition)
-                    self._request_bump(partition)
-                del self._unresolved[partition]
+        if self._unresolved:
+            self._resolve()
         if not self._bump_requested:
             return
         self._bump_requested = False
@@ -170,6 +165,15 @@ class Idempotence:
             self._begin_anew(partition)
             self._unresolved.pop(partition, None)
         self._to_rewrite.clear()
+
+    def _resolve(self) -> None:
+        for partition in list(self._unresolved):
+            sequence = self._sequences[partition]
+            if not sequence.in_flight:
+                if not self._is_next(sequence, sequence.next):
+                    log.info("%s: the last batches may not have been written: the epoch is incremented", partition)
+                    self._request_bump(partition)
+                del self._unresolved[partition]
 
     def _begin_anew(self, partition: TopicPartition) -> None:
         """Number the partition's batches in flight from 0 on, in the current epoch."""
@@ -220,7 +224,9 @@ class Idempotence:
         """The batch is in the log."""
         sequence = self._sequences[batch.topic_partition]
         if batch.producer_id == sequence.producer_id and batch.producer_epoch == sequence.epoch:
-            sequence.last_acked = max(sequence.last_acked, batch.last_sequence)
+            last = batch.last_sequence
+            if last > sequence.last_acked:
+                sequence.last_acked = last
         last_offset = base_offset + batch.count - 1
         if base_offset >= 0 and last_offset > sequence.last_acked_offset:
             sequence.last_acked_offset = last_offset
