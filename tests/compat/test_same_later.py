@@ -10,6 +10,7 @@ from data_requests import fetch
 from lone_node import CLUSTER_ID, LoneNode
 from same_answers import Asker, compare
 
+from kalda.base.errors import ErrorCode
 from kalda.protocol.messages.brokers import UnregisterControllerRequest
 from kalda.protocol.messages.groups import DeleteGroupsRequest, FindCoordinatorRequest
 from kalda.protocol.messages.metadata import ApiVersionsRequest
@@ -20,6 +21,7 @@ from kalda.protocol.messages.security import (
     DescribeAclsRequest,
 )
 from kalda.protocol.messages.streams import StreamsGroupTopologyDescriptionUpdateRequest
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 
@@ -115,6 +117,13 @@ def test_controllers_that_may_not_be_removed(both: Both) -> None:
 def test_groups_that_cannot_be_deleted(both: Both) -> None:
     def scenario(asker: Asker) -> None:
         asker.quiet(FindCoordinatorRequest(coordinator_keys=["g"]))
+        loading = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+        def are_loaded() -> bool:
+            answer = asker.quiet(DeleteGroupsRequest(groups_names=["nosuch", "other", "twice"]))
+            return not any(each.error_code in loading for each in answer.results)
+
+        wait_until(are_loaded)
         for version in range(4):
             asker.ask(DeleteGroupsRequest(groups_names=["nosuch", "", "other"]), version)
         asker.ask(DeleteGroupsRequest(groups_names=[]))

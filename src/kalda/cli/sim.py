@@ -22,6 +22,7 @@ from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import ProgressLine, counted, is_json, print_json
 from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
+from kalda.client.transport.held_signals import held_signals
 from kalda.sim import controllers, faults
 from kalda.sim.large_group import LargeGroupPlan, simulate_large_group
 from kalda.sim.quorum import recover, stale_leaders, storm
@@ -51,7 +52,8 @@ def each(function: Callable[[int], Result], numbers: Sequence[int], jobs: int) -
             ours, theirs = Pipe()
             worker = Process(target=_work, args=(function, theirs, [*workers, ours]), daemon=True)
             workers[ours] = worker
-            worker.start()
+            with held_signals():
+                worker.start()
             theirs.close()
         yield _in_order(list(workers), numbers)
     finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -399,3 +401,22 @@ def test_a_consumer_is_collected_while_its_lock_is_held() -> None:
         assert _collected_under(lock, consumer)
         io.join(TIMEOUT_S)
         assert not io.is_alive()
+
+
+FORKS = """
+import os, signal
+from kalda.client.transport.held_signals import held_signals
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    with held_signals():
+        if not os.fork():
+            os._exit(0)
+    print("lost")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_signal_in_what_runs_at_a_fork_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")

@@ -31,6 +31,7 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
+from kalda.client.transport.held_signals import held_signals
 from kalda.verify.history import Fault, Operation
 from kalda.verify.history_file import write_operation
 
@@ -109,7 +110,8 @@ class Role:
         self.incarnation += 1
         self.ready = ProcessReady()
         self.process = _FORK.Process(target=_run, args=(self.main, self.name, self.incarnation, self.ready))
-        self.process.start()
+        with held_signals():
+            self.process.start()
 
     @property
     def is_running(self) -> bool:

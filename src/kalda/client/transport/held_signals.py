@@ -17,7 +17,8 @@ import _signal  # type: ignore[import-not-found]  # `signal` converts numbers to
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
@@ -87,6 +88,19 @@ class HeldSignals:
             self._on_held()
         else:
             self._replaced[number](number, frame)
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Hold signals back for a block that forks: what a handler raises in functions that Python calls at a fork
+    (`os.register_at_fork`) is printed and dropped, and a Ctrl-C would be lost."""
+    signals = HeldSignals(lambda: False, lambda: None)
+    is_holding = signals.hold()
+    try:
+        yield
+    finally:
+        if is_holding:
+            signals.release()
 
 
 class HoldingLock:
