@@ -1,9 +1,9 @@
 """Directories and files in an object store (S3, GCS, ADLS) or in HDFS, without Spark and Java: by pyarrow.
 
 A `StorePath` has the part of `pathlib.Path` that a pipeline needs, so that code takes either. Of S3, keys are Hadoop's,
-as Spark has them (`spark.hadoop.fs.s3a.endpoint`): Kalda and Spark reach the same place with the same rights. Without keys
-both look where the cloud's own tools do: in the environment, in their files, on the machine. Of GCS and ADLS this file
-does so in any case, but for an account's key.
+as Spark has them (`spark.hadoop.fs.s3a.endpoint`): Kalda and Spark reach the same place with the same rights. Without
+keys both look where the cloud's own tools do: in the environment, in their files, on the machine. Of GCS and ADLS this
+file does so in any case, but for an account's key.
 
 Not obvious:
 
