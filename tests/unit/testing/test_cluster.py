@@ -223,7 +223,11 @@ def returned() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        wait_until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")
+        try:
+            wait_until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")
+        except AssertionError as error:
+            error.add_note(f"these go on: {set(threading.enumerate()) - threads}")
+            raise
         left = Counter(open_files()) - Counter(files)  # connections of tests before may have been closed meanwhile
         assert not left
     finally:
