@@ -40,8 +40,8 @@ def on_files(files: Files, config: Any) -> Files:
 def page(name: str) -> str:
     """A table of all keys of a kind."""
     from kalda.base.configs.definition import to_text
-    from kalda.base.configs.describe import documentation
     from kalda.base.configs.documentation import CLIENT
+    from kalda.base.configs.dynamic import documentation
 
     module, table, title = TABLES[name]
     definition = getattr(importlib.import_module(f"kalda.base.configs.{module}"), table)

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 
 DATA = Path("/var/lib/kalda")
 MOUNTED = Path("/mnt/shared/config/server.properties")

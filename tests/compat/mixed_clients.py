@@ -12,7 +12,7 @@ from mixed_nodes import MixedCluster, MixedNode
 from mixed_requests import TIMEOUT_MS, elect_preferred
 
 from kalda.base.errors import ErrorCode
-from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from kalda.base.ids import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from waiting import wait_until

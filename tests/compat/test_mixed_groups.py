@@ -19,7 +19,7 @@ from streams_application import Feed, StreamsApplication, compiled, started, str
 from watched_clients import PARTITIONS, TOPIC, Writer
 
 import kalda
-from kalda.base.topic_names import SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
+from kalda.base.ids import SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.share import ShareGroupDescribeRequest
 from kalda.protocol.messages.streams import StreamsGroupDescribeRequest

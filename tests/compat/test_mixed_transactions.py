@@ -32,7 +32,7 @@ from mixed_clients import (
 from mixed_nodes import KAFKA, KALDA, MixedCluster
 from mixed_requests import ROUNDS, create, elect_preferred
 
-from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from kalda.base.ids import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 pytestmark = pytest.mark.compat
 

@@ -22,7 +22,7 @@ from groups_world import Context, World
 from kalda.assignors.server_assignors import load_assignors
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import ConsumerMetrics, CoordinatorMetrics
 from kalda.clientcore.consuming.subscription import Subscription

@@ -14,7 +14,7 @@ import pytest
 from transactions_world import TIMEOUT_MS, World
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 
 STEPS = 120
 IDS = ("a", "b", "c")

@@ -17,7 +17,7 @@ from by_hand import inline_background
 from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.quorum_controller import QuorumController

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from by_hand import HandJobs, HandTime
 
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
 from kalda.protocol.messages.fetch import (
     FetchRequest,

@@ -15,7 +15,7 @@ from kalda.assignors.task_assignor import TaskAssignor
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import SharePartitionKey
 from kalda.coordinator.groups.config import (
     ConsumerGroupConfig,

@@ -15,7 +15,7 @@ from by_hand import HandJobs, HandTime, HandTimer
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.brokers import (

@@ -7,7 +7,7 @@ from typing import Any
 from groups_world import Context, World
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.share import ShareGroupHeartbeatRequest
 
 

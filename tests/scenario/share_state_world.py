@@ -9,7 +9,7 @@ from groups_world import MemoryLog
 from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import SharePartitionKey
 from kalda.coordinator.share.records import ShareRecord, decode_record
 from kalda.coordinator.share.shard import ShareCoordinatorConfig, ShareState

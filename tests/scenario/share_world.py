@@ -14,7 +14,7 @@ from data_path_world import World
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import AcknowledgeType, SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.broker.handlers.share import ShareHandlers
 from kalda.coordinator.share.shard import combined

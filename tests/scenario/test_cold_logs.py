@@ -12,7 +12,7 @@ from data_path_world import SELF, Assigned, World, answers_of, offsets
 from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.protocol.messages.fetch import (

@@ -10,7 +10,7 @@ from data_handlers import handler
 from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.fetch import (
     FetchRequest,

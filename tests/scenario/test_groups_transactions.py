@@ -8,7 +8,7 @@ import pytest
 from groups_world import Client, World, settle
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 
 AT = ("orders", 1)
 ASKED = {"orders": [1]}

@@ -10,7 +10,7 @@ from data_handlers import handler
 from data_path_world import SELF, Assigned, World
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.requests.context import Encoded
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import HEADER_SIZE, read_header

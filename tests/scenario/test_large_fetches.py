@@ -9,10 +9,10 @@ import pytest
 from by_hand import one_step_a_turn
 from data_path_world import World, answers_of, offsets
 
+from kalda.base.disk import FileSlice
 from kalda.base.errors import ErrorCode
-from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.replication import partition_reads
 from kalda.replication.fetch import Fetch

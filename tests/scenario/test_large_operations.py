@@ -16,8 +16,7 @@ from paper_connection import PaperConnection, read_answer
 from kalda.base.background import ITEMS_A_STEP
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock
+from kalda.base.scheduling import Clock, Pending
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.requests.api_versions import Features

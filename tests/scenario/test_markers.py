@@ -9,7 +9,7 @@ import pytest
 from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from network_world import HandClock, ask, dial, echo, frame, run, until
 
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.stats import MetricConfig
 from kalda.network.free_ports import free_ports
 from kalda.network.server.connection import Answer, Buffer, Connection

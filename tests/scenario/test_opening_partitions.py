@@ -12,8 +12,7 @@ from data_path_world import World, answers_of
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock
+from kalda.base.scheduling import Clock, Pending
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache

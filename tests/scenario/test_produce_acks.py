@@ -10,7 +10,7 @@ from data_path_world import SELF, Assigned, World
 
 from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,

@@ -10,7 +10,7 @@ from share_world import Member, ShareWorld, acquired, errors
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import AcknowledgeType
 from kalda.records.builder import build_batch
 from kalda.replication.markers import append_marker

@@ -9,7 +9,7 @@ from groups_world import Context, World
 from share_members import ShareMember
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import SharePartitionKey
 from kalda.protocol.messages.groups import DeleteGroupsRequest, ListGroupsRequest
 from kalda.protocol.messages.share import (

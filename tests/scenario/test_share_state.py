@@ -19,7 +19,7 @@ from share_state_world import (
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.share import shard
 from kalda.protocol.messages.share_state import (
     ReadShareGroupStateRequest,

@@ -11,7 +11,7 @@ from paper_connection import PaperConnection, read_answer
 from transactions_world import World
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline

@@ -9,7 +9,7 @@ from data_handlers import handler
 from data_path_world import SELF, Assigned, World
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.protocol.messages.transactions import (
     AddPartitionsToTxnPartitionResult,

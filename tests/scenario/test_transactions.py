@@ -7,7 +7,7 @@ from transactions_world import TIMEOUT_MS, Marker, World, done
 
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 
 MAX_EPOCH = 32_767
 NO_ID = (-1, -1)

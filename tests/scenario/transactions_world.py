@@ -12,7 +12,7 @@ from groups_world import MemoryLog
 
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import NO_LEADER, Completion, MarkerQueues
 from kalda.coordinator.transactions.metadata import TransactionMetadata

@@ -547,7 +547,7 @@ def _schedule_before_applying(switch: Switch) -> None:
 
 
 def _overlook_stalls(switch: Switch) -> None:
-    from kalda.base.loop_time import LoopTime
+    from kalda.base.scheduling import LoopTime
 
     switch.set(LoopTime, "read", lambda self, machine_ms: machine_ms)
 

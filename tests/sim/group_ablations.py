@@ -10,7 +10,7 @@ from typing import Any
 
 from ablations import Ablation, Switch
 
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import RecordState
 
 

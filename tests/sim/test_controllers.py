@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kalda.base.loop_time import LoopTime
+from kalda.base.scheduling import LoopTime
 from kalda.controller import broker_changes
 from kalda.controller.quorum_controller import QuorumController
 from kalda.sim.cluster import SimCluster

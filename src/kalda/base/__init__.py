@@ -3,26 +3,17 @@
 It uses no socket, file, clock or random source. Of the disk, the clock and threads it has the interfaces only.
 
 - `errors`: Kafka's error codes and the exceptions that carry them
-- `ids`: UUIDs in Kafka's text form, topic partitions
-- `topic_names`: what a topic may be called; internal topics
-- `memory`: buffers that are not filled with zeros before they are written
+- `ids`: UUIDs in Kafka's text form, topic partitions, names of topics
 - `java_order`: the order and the hash codes of Java's hash tables, which Kafka's decisions depend on
 - `patterns`: regular expressions of others, matched in linear time
-- `printable`: text of others, safe for terminals and log lines
-- `new_tuple`: makes a named tuple at half the cost
-- `pending`: a result that is set later, without asyncio
 - `background`: the work of an event loop that takes long, and how much of a turn it gets
-- `reentrancy`: a body of work that never runs inside itself
-- `sensors`: counters, gauges and rates under Kafka's metric names
-- `durations`: quantiles of recent durations
+- `sensors`: counters, gauges and rates under Kafka's metric names, and quantiles of durations
+- `allocation`: buffers and tuples that are made at less than their usual cost
 - `samples`: the sample of a window, and what of a quota is used without measuring a rate; compiled
 - `stats`: sampled rates, averages, percentiles and token buckets by Kafka's rules, and their quotas
-- `loop_time`: the time by which a node measures its peers, which a stall of its loop does not count
 - `share_states`: share partitions, delivery states, and what is written of them
-- `scheduling`: the interfaces of the clock, of timers and of jobs that may block
-- `disk`: the disk's interface
-- `file_slice`: a part of a file that is read piece by piece while it is sent
-- `properties`: the text format of properties files
-- `moments`: times that people write
+- `scheduling`: interfaces of clocks, timers and jobs; a result that is set later; a time that stalls do not count
+- `disk`: the disk's interface, and parts of files that are sent unchanged
+- `texts`: properties files, times that people write, text of others made safe to print
 - `configs`: Kafka's config keys, types, defaults and synonyms
 """

@@ -27,8 +27,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kalda.base.errors import as_api_error
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer
+from kalda.base.scheduling import Pending, Timer
 
 log = logging.getLogger("kalda.background")
 T = TypeVar("T")

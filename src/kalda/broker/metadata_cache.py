@@ -28,8 +28,7 @@ from functools import partial
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Pending, Timer, Timers
 from kalda.metadata.cluster import BrokerRegistration
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage

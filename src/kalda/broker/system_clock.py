@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kalda.base.loop_time import UNLIMITED_MS
+from kalda.base.scheduling import UNLIMITED_MS
 
 try:
     import cython
@@ -35,7 +35,7 @@ class SystemClock:
     @cython.locals(now_ms=cython.longlong)
     def mono_ms(self):
         """Milliseconds since some fixed moment; they never decrease. While the loop stands still, they do not increase
-        (`kalda.base.loop_time`)."""
+        (`kalda.base.scheduling`)."""
         now_ms = int(monotonic() * 1000.0)
         return (now_ms if now_ms < self._limit_ms else self._limit_ms) - self._lost_ms
 

@@ -157,8 +157,8 @@ def tail_command(
       kalda client-metrics tail --client-id loader --metric org.apache.kafka.producer.record.
     """
     from kalda.base.configs.consumer import CONSUMER
-    from kalda.base.printable import printable, printable_json
-    from kalda.base.topic_names import CLIENT_METRICS_TOPIC
+    from kalda.base.ids import CLIENT_METRICS_TOPIC
+    from kalda.base.texts import printable, printable_json
     from kalda.client.consumer.consumer import Consumer
     from kalda.client.transport.config_files import keys_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
-from kalda.base.printable import printable, printable_json
+from kalda.base.texts import printable, printable_json
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import ProgressLine, counted, is_json, json_option_of

@@ -12,7 +12,7 @@ import click
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.properties import decode_text
+from kalda.base.texts import decode_text
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import FAILED, Failure
 from kalda.cli.common.nouns import KaldaCommand

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.cli.common.completing import complete_group
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import node_option, read_all

@@ -9,7 +9,7 @@ import click
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.cli.common.completing import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import read_all

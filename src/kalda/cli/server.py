@@ -173,7 +173,7 @@ def run(arguments: list[str]) -> int:
 
 def _read_config(options: ServerOptions) -> ServerConfig:
     """Raises `OSError`, `ValueError`, `InvalidConfig`."""
-    from kalda.base.properties import read_properties_file
+    from kalda.base.texts import read_properties_file
     from kalda.cli.local.single_node import LOG_FILE, check_formatted, configured, prepare
 
     if not options.file:

@@ -10,7 +10,7 @@ import click
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, uuid_to_text
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid
-from kalda.base.topic_names import can_be_requested
+from kalda.base.ids import Uuid, can_be_requested
 from kalda.clientcore.client_core import ClientCore
 from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics

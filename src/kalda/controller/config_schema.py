@@ -19,7 +19,7 @@ from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.topic import BROKER_SYNONYMS, TOPIC
 from kalda.base.configs.topic import validate as validate_topic
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.topic_names import validate_topic_name
+from kalda.base.ids import validate_topic_name
 from kalda.controller.configs import EffectiveConfig
 from kalda.metadata.configs import ConfigResource
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, assert_never
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import UuidSource, uuid_to_text
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
 from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
 from kalda.metadata.metadata_version import MetadataVersion

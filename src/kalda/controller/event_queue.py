@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from kalda.base.background import Background, Steps, run_to_end
-from kalda.base.durations import Durations
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
+from kalda.base.sensors import Durations
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 

@@ -11,7 +11,7 @@ Invariants:
 - A broker that cannot be fenced, for a fault of this program that concerns it alone, keeps no other one from being
   fenced; likewise where brokers stop, and in unclean elections.
 - No broker is fenced for a stall of this controller, as long as the caller's time does not count it
-  (`kalda.base.loop_time`).
+  (`kalda.base.scheduling`).
 - A probe never leads to an unclean election before the session would have ended by time (`UncleanHolds`).
 """
 

@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any
 
 from kalda.base.background import ITEMS_A_STEP
-from kalda.base.ids import Uuid
-from kalda.base.topic_names import collision_key
+from kalda.base.ids import Uuid, collision_key
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import ConfigControl
 from kalda.controller.features import FeatureControl

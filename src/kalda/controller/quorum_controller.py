@@ -36,7 +36,7 @@ from typing import Any, Protocol, TypeVar
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
 from kalda.controller.broker_changes import BrokerChangeControl

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigOperation
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
-from kalda.base.topic_names import validate_topic_name
+from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource, validate_topic_name
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import ConfigControl, EffectiveConfig, KeyOp

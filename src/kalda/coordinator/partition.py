@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.reentrancy import Reentrancy
+from kalda.base.scheduling import Pending, Reentrancy
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.shard import Rec, Shard
 from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result

@@ -20,7 +20,7 @@ a partition that may never be loaded. Kafka leaves the partition in FAILED until
 tried again, since a disk may recover while the leader stays the same.
 
 Re-entrancy. A synchronous object that calls out may be called back before its call returns (see
-`kalda.base.reentrancy`). The runtime calls out where it appends to the log, and where it answers a `Pending`, whose
+`kalda.base.scheduling`). The runtime calls out where it appends to the log, and where it answers a `Pending`, whose
 callbacks may bring the next request. So every method may be called inside such a call: state is changed before a call
 out, no collection is iterated over one, and a high watermark that is reported inside an append is applied when the
 write is complete (`CoordinatorPartition`).
@@ -36,7 +36,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.stats import Avg, Max
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.coordinator.loader import Load

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, uuid_to_text
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType

@@ -15,8 +15,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
+from kalda.base.allocation import new_tuple
 from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
-from kalda.base.new_tuple import new_tuple
 from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord
 

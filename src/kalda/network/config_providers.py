@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.properties import parse_properties, read_properties_file
+from kalda.base.texts import parse_properties, read_properties_file
 from kalda.network.named_files import read_named_text
 
 log = logging.getLogger("kalda.configs")

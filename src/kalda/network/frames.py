@@ -27,8 +27,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import cast
 
+from kalda.base.allocation import grow, unfilled
 from kalda.base.errors import InvalidRequest
-from kalda.base.memory import grow, unfilled
 
 ARENA_BYTES = 256 * 1024
 MIN_ROOM_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from kalda.base.properties import decode_text
+from kalda.base.texts import decode_text
 
 MAX_BYTES = 1 << 20
 

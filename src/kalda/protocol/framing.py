@@ -13,8 +13,8 @@ from struct import Struct as _Struct
 from struct import error as _struct_error
 from typing import NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.errors import InvalidRequest
-from kalda.base.new_tuple import new_tuple
 from kalda.protocol.apis import API, Api, api_of
 from kalda.protocol.codec import counting_encoder, encode_buffers, encoder, step_encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS

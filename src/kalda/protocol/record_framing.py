@@ -15,8 +15,8 @@ from struct import Struct as _Struct
 from struct import error as _struct_error
 from typing import NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.errors import InvalidRequest
-from kalda.base.new_tuple import new_tuple
 from kalda.protocol.codec import decode, decoder, encode, encoder
 from kalda.protocol.encoder import Encoder
 from kalda.protocol.notation import Buffer, RecordBody

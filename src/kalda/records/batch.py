@@ -24,8 +24,8 @@ from importlib.util import module_from_spec
 from struct import Struct
 from typing import NamedTuple, cast
 
+from kalda.base.allocation import new_tuple
 from kalda.base.errors import CorruptRecord, CrcMismatch, UnsupportedFormat
-from kalda.base.new_tuple import new_tuple
 from kalda.records.compression import Compression
 
 

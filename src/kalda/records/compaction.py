@@ -16,8 +16,8 @@ Compiled like `codec`, whose safety rules hold here too. Where this module is no
 
 from __future__ import annotations
 
+from kalda.base.allocation import unfilled
 from kalda.base.errors import CorruptRecord
-from kalda.base.memory import unfilled
 
 try:
     import cython

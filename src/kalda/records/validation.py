@@ -17,8 +17,8 @@ from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode, Portable
-from kalda.base.new_tuple import new_tuple
 from kalda.base.sensors import Counter
 from kalda.records import codec, values
 from kalda.records.batch import (

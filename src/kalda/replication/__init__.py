@@ -6,7 +6,7 @@ argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 
 Most of it is drivers: synchronous objects with state of their own, which are given `Jobs`, `Timers` and `send`. Their
 rule: whatever a driver calls (a callback, an append, a send, a `Pending` that it settles) may call it back before that
-call returns; so it completes its own state first, or does its work in a `kalda.base.reentrancy.Reentrancy`. Fetching
+call returns; so it completes its own state first, or does its work in a `kalda.base.scheduling.Reentrancy`. Fetching
 from a leader is a machine; followers, ISR, sessions and counters are stores.
 
 - `partition`: one replica: leadership, append, read, high watermark

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Pending, Timers
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
     AlterPartitionRequestBrokerState,

@@ -18,8 +18,7 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from kalda.base.errors import ApiError
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Pending, Timer, Timers
 
 KeyT = TypeVar("KeyT")
 """Key: what an item is about. A newer item of the same key makes an older one obsolete."""

@@ -24,8 +24,7 @@ from math import ceil
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.reentrancy import Reentrancy
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Jobs, Reentrancy, Timer, Timers
 from kalda.base.stats import MetricConfig, SimpleRate
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager

@@ -32,10 +32,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kalda.base.background import ITEMS_A_STEP, Steps
+from kalda.base.disk import FileSlice
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.file_slice import FileSlice
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer
+from kalda.base.scheduling import Pending, Timer
 from kalda.protocol.notation import Response
 from kalda.replication.counters import DelayedOperation
 from kalda.replication.partition import Partition

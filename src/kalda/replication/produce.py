@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs
-from kalda.base.topic_names import INTERNAL_TOPICS
+from kalda.base.ids import INTERNAL_TOPICS, TopicPartition, Uuid
+from kalda.base.scheduling import Jobs, Pending
 from kalda.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,

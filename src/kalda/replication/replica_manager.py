@@ -20,11 +20,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timers
+from kalda.base.ids import MAX_LENGTH, ZERO_UUID, TopicPartition, Uuid
+from kalda.base.scheduling import Jobs, Pending, Timers
 from kalda.base.sensors import Sensors
-from kalda.base.topic_names import MAX_LENGTH
 from kalda.records.batch import HEADER_SIZE, MAX_INT32
 from kalda.replication.counters import ReplicaCounters
 from kalda.replication.followers import ReplicationPeers

@@ -27,7 +27,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
 from kalda.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,

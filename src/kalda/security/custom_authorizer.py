@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kalda.base.ids import Uuid
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.caller import Caller, Decided
 from kalda.protocol.messages.security import AclOperation, AclResourceType

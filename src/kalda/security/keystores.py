@@ -20,7 +20,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812
 from typing import NamedTuple
 
-from kalda.base.properties import decode_text
+from kalda.base.texts import decode_text
 
 _JKS_MAGIC = b"\xfe\xed\xfe\xed"
 _JKS_KEY, _JKS_CERTIFICATE = 1, 2

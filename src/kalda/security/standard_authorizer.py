@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.metadata.acls import (
     PATTERN_LITERAL,
     PATTERN_PREFIXED,

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
+from kalda.base.configs.addresses import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.broker.process.node import Node, StartError

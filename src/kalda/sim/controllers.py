@@ -3,7 +3,7 @@
 The controllers are the real ones. The quorum is one list of batches, of which an election drops some that are not
 committed. Brokers send registrations, heartbeats and changes of ISRs; they have no logs. A node handles its timer and
 its messages one by one. While it is stalled both wait, and after the stall the timer comes first, as on an event loop;
-the node's time does not count the stall (`kalda.base.loop_time`).
+the node's time does not count the stall (`kalda.base.scheduling`).
 
 What must hold meanwhile:
 
@@ -33,8 +33,7 @@ from typing import Any
 from kalda.base.background import TURN_BUDGET_NS, Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.loop_time import LoopTime
-from kalda.base.pending import Pending
+from kalda.base.scheduling import LoopTime, Pending
 from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.probes import Probe

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from kalda.base.background import Background
 from kalda.base.ids import Uuid, random_uuid
-from kalda.base.loop_time import UNLIMITED_MS
+from kalda.base.scheduling import UNLIMITED_MS
 from kalda.broker.process.shell import Host, LoopTimers
 from kalda.broker.process.watchdog import Watchdog
 from kalda.sim.disk import SimDisk

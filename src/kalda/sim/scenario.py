@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
-from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.base.ids import OFFSETS_TOPIC, TopicPartition, Uuid, uuid_to_text
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, random_uuid, uuid_to_text
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import AcknowledgeType, SharePartitionKey
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,

@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
-from kalda.base.topic_names import TRANSACTIONS_TOPIC
+from kalda.base.ids import TRANSACTIONS_TOPIC, TopicPartition
 from kalda.broker.process.node import Node
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest

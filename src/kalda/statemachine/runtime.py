@@ -19,7 +19,7 @@ scheduled: the state is reverted to that before the batch, nothing of the batch 
 runtime. Of a result that is cut into several batches, those that were scheduled before stay: state and log agree.
 
 Preparing may call back: an owner whose log moves the commit point while it prepares must not call `on_commit` before
-the write is complete (`kalda.base.reentrancy`), since the records of an answer's callback would be replayed before
+the write is complete (`kalda.base.scheduling`), since the records of an answer's callback would be replayed before
 those of the write.
 
 Answers are parked in the order of their offsets, which rise with each append: a FIFO, completed from its head once the
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.statemachine.offsets import OffsetControl
 from kalda.statemachine.timeline import SnapshotRegistry
 

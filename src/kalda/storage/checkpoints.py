@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from kalda.base.disk import Disk
 from kalda.base.errors import UnsupportedFormat
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text, uuid_to_text
-from kalda.base.properties import decode_text, format_properties, parse_properties
+from kalda.base.texts import decode_text, format_properties, parse_properties
 from kalda.storage.job import Job
 
 log = logging.getLogger("kalda.logs")

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Final, NamedTuple
 
-from kalda.base.ids import Uuid, uuid_to_text
-from kalda.base.topic_names import CLIENT_METRICS_TOPIC
+from kalda.base.ids import CLIENT_METRICS_TOPIC, Uuid, uuid_to_text
 from kalda.telemetry.client_instances import Client
 from kalda.telemetry.otlp import Attributes, DataPoint, MetricKind, Temporality, encode
 

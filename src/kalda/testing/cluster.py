@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.configs.broker import BROKER
-from kalda.base.configs.server_values import unknown_properties
+from kalda.base.configs.server import unknown_properties
 from kalda.base.errors import WrongState
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.broker.process.disk import RealDisk

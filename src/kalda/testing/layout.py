@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
+from kalda.base.configs.addresses import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text

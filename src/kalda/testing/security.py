@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kalda.base.configs.listeners import CONTROLLER
+from kalda.base.configs.addresses import CONTROLLER
 from kalda.network.tls.certificate_files import CertificateFiles, make_certificates
 from kalda.security.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE
 

@@ -10,7 +10,7 @@ import pytest
 
 from kalda.base.background import TURN_BUDGET_NS, Background, Priority, Steps, name_of, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 
 MS = 1_000_000
 

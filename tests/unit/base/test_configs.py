@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalda.base.configs import client_metrics, describe, documentation, group, topic
+from kalda.base.configs import client_metrics, documentation, dynamic, group, topic
+from kalda.base.configs.addresses import ListenerEndpoint
 from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.broker import (
     BROKER,
@@ -42,15 +43,13 @@ from kalda.base.configs.definition import (
     parse_value,
     to_text,
 )
-from kalda.base.configs.describe import Entry
 from kalda.base.configs.documentation import CLIENT
-from kalda.base.configs.dynamic import Layers, check_alteration, effective
-from kalda.base.configs.listeners import ListenerEndpoint
+from kalda.base.configs.dynamic import Entry, Layers, check_alteration, effective
 from kalda.base.configs.producer import PRODUCER
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.share_consumer import SHARE_CONSUMER
 from kalda.base.errors import ErrorCode
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "base"
 CHECKS: dict[str, list[dict[str, Any]]] = json.loads((GOLDEN / "config_checks.json").read_text())
@@ -215,32 +214,32 @@ def test_describe_topic() -> None:
         "min.cleanable.dirty.ratio": "5e-1",
         "preallocate": "TRUE",
     }
-    assert rows(describe.describe_topic(LAYERS, CONFIG, overrides)) == DESCRIPTIONS["topic/t1"]
-    some = describe.describe_topic(LAYERS, CONFIG, overrides, ["retention.ms", "nope"])
+    assert rows(dynamic.describe_topic(LAYERS, CONFIG, overrides)) == DESCRIPTIONS["topic/t1"]
+    some = dynamic.describe_topic(LAYERS, CONFIG, overrides, ["retention.ms", "nope"])
     assert [entry.name for entry in some] == ["retention.ms"]
 
 
 def test_describe_broker() -> None:
     assert FAULTS == []
-    described = rows(describe.describe_broker(LAYERS, CONFIG))
+    described = rows(dynamic.describe_broker(LAYERS, CONFIG))
     own = {key.name for key in KALDA_KEYS}
     assert [row for row in described if row[0] not in own] == DESCRIPTIONS["broker/1"]
     assert own <= {row[0] for row in described}
 
 
 def test_describe_cluster_default() -> None:
-    assert rows(describe.describe_cluster_default(LAYERS)) == DESCRIPTIONS["broker/"]
+    assert rows(dynamic.describe_cluster_default(LAYERS)) == DESCRIPTIONS["broker/"]
 
 
 def test_describe_group() -> None:
-    described = describe.describe_group(LAYERS, CONFIG, {"consumer.session.timeout.ms": "50000"}, lambda: "sticky")
+    described = dynamic.describe_group(LAYERS, CONFIG, {"consumer.session.timeout.ms": "50000"}, lambda: "sticky")
     assert rows(described) == DESCRIPTIONS["group/g"]
 
 
 def test_describe_client_metrics() -> None:
     overrides = {"interval.ms": "1000", "match": "client_id=a.*,client_source_port=9"}
-    assert rows(describe.describe_client_metrics(overrides)) == DESCRIPTIONS["metrics/m"]
-    assert rows(describe.describe_client_metrics({})) == DESCRIPTIONS["metrics/nosuch"]
+    assert rows(dynamic.describe_client_metrics(overrides)) == DESCRIPTIONS["metrics/m"]
+    assert rows(dynamic.describe_client_metrics({})) == DESCRIPTIONS["metrics/nosuch"]
 
 
 # -- alterations
@@ -356,11 +355,9 @@ def test_documentation_is_of_keys_that_exist() -> None:
     assert set(documentation.TOPIC) == set(topic.TOPIC.names())
     assert set(documentation.GROUP) == set(group.GROUP.names())
     assert set(documentation.BROKER) <= {*BROKER.names(), *DYNAMIC_ONLY.names()}
-    assert describe.documentation("topic", "retention.ms")
-    assert (
-        describe.documentation("broker", "listener.name.x.max.connections") == documentation.BROKER["max.connections"]
-    )
-    assert describe.documentation("broker", "rare.key") is None
+    assert dynamic.documentation("topic", "retention.ms")
+    assert dynamic.documentation("broker", "listener.name.x.max.connections") == documentation.BROKER["max.connections"]
+    assert dynamic.documentation("broker", "rare.key") is None
     assert set(CLIENT) == {*PRODUCER.names(), *CONSUMER.names(), *SHARE_CONSUMER.names(), *ADMIN.names()}
 
 

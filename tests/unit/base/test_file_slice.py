@@ -8,7 +8,7 @@ import pytest
 from by_hand import HandJobs
 from paper_files import PaperFile
 
-from kalda.base.file_slice import FileSlice
+from kalda.base.disk import FileSlice
 
 
 def unexpected() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.base.loop_time import GRACE_MS, MAX_RUN_ON_MS, RUN_ON_MS, TURN_MS, LoopTime
+from kalda.base.scheduling import GRACE_MS, MAX_RUN_ON_MS, RUN_ON_MS, TURN_MS, LoopTime
 
 EIGHT_HOURS_MS = 8 * 3_600_000
 

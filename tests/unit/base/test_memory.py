@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.base.memory import unfilled
+from kalda.base.allocation import unfilled
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 1_000_000])

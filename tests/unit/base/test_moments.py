@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kalda.base.moments import parse_moment_ms
+from kalda.base.texts import parse_moment_ms
 from kalda.cli.common.times import parse_time_ms
 from kalda.cli.records.places import PlaceKind, parse_place
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from kalda.base.configs import other_names
+from kalda.base.configs import client
 from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.configs.definition import InvalidConfig
@@ -50,5 +50,5 @@ def test_policies_of_auto_offset_reset_too(policy: str, ours: str) -> None:
 
 def test_what_is_named_exists_and_what_exists_is_not_answered() -> None:
     ours = {*PRODUCER.names(), *CONSUMER.names(), *ADMIN.names()}
-    assert {name.partition(",")[0] for name in other_names._LIBRDKAFKA.values()} <= ours
-    assert not ours & {*other_names._LIBRDKAFKA, *other_names._LIBRDKAFKA_ADVICE, *other_names._KAFKA_PYTHON}
+    assert {name.partition(",")[0] for name in client._LIBRDKAFKA.values()} <= ours
+    assert not ours & {*client._LIBRDKAFKA, *client._LIBRDKAFKA_ADVICE, *client._KAFKA_PYTHON}

@@ -6,7 +6,7 @@ import gc
 import weakref
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 
 FAILED = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "a disk")
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kalda.base.printable import printable, printable_json
+from kalda.base.texts import printable, printable_json
 
 UNSAFE = "\n\r\t\x00\x1b\x7f\x85\x9b\u2028\u2029\u202e\u2066\ud800"
 

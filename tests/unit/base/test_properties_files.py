@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kalda.base.configs.admin import ADMIN
-from kalda.base.properties import decode_text, read_properties_file
+from kalda.base.texts import decode_text, read_properties_file
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.profiles import client_config

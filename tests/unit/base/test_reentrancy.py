@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.base.reentrancy import Reentrancy
+from kalda.base.scheduling import Reentrancy
 
 
 class Worker:

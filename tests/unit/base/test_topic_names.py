@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.topic_names import collision_key, is_topic_name, validate_topic_name
+from kalda.base.ids import collision_key, is_topic_name, validate_topic_name
 
 ROWS = json.loads((Path(__file__).parents[2] / "golden" / "base" / "topic_names.json").read_text())
 

@@ -24,7 +24,7 @@ from kalda.base.configs.without_effect import (
 from kalda.storage.config import LogConfig
 
 SOURCE = Path(kalda.__file__).parent
-READERS = ("listeners.py", "server_values.py")
+READERS = ("addresses.py", "server.py")
 """The modules of `base/configs` that read values. The others have tables and checks only."""
 TOOLS = ("cli", "client", "clientcore", "sim", "spark", "testing")
 """Packages that set keys of nodes, and read none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.server.connection import ANONYMOUS
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.codec import decode

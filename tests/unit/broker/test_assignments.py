@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.replicas.assignments import DirectoryAssignments
 from kalda.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,

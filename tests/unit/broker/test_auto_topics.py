@@ -9,7 +9,7 @@ from by_hand import HandTime
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.auto_topics import RETRY_MS, AutoTopics, TopicPlan, plan_of_others
 from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicResult, CreateTopicsResponse
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.process.broker_side import BrokerSide
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.process.closing import Closing, Ending, Part
 from kalda.broker.process.shell import wait_settled
 

@@ -9,7 +9,7 @@ import pytest
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers import configs
 from kalda.broker.handlers.configs import ConfigHandlers

@@ -14,7 +14,7 @@ from by_hand import inline_background
 from paper_connection import PaperConnection
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed

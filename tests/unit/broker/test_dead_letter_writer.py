@@ -9,7 +9,7 @@ from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.share_states import SharePartitionKey
 from kalda.broker.channels.dead_letter_writer import DeadLetterWriter, Missing, Refusal, Target

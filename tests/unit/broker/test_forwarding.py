@@ -12,7 +12,7 @@ import pytest
 from by_hand import inline_background
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.configs import ConfigHandlers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.process.listeners import Gate
 from kalda.network.server.connection import Answer, Connection
 

@@ -12,7 +12,7 @@ from by_hand import one_step_a_turn
 from paper_connection import PaperConnection
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.forwarding import Unwrapping
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext

@@ -11,7 +11,7 @@ from by_hand import one_step_a_turn
 from paper_connection import CORRELATION_ID, PaperConnection, read_answer
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.stats import MetricConfig
 from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.data import produce_failed

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.process.shell import wait_settled
 from kalda.broker.quorum.raft_channel import RaftChannel
 from kalda.network.client.addresses import IsRefused, is_refused

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kalda.base.durations import Durations
-from kalda.base.sensors import Sensors
+from kalda.base.sensors import Durations, Sensors
 from kalda.broker.metrics.node_gauges import IdleShare, add_process_gauges
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.system_clock import SystemClock

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.producer_ids import ProducerIds
 from kalda.protocol.messages.brokers import AllocateProducerIdsResponse
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kalda.base.configs.listeners import CONTROLLER
+from kalda.base.configs.addresses import CONTROLLER
 from kalda.base.ids import uuid_to_text
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.node import Node

@@ -9,7 +9,7 @@ from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.broker.channels.share_persister import SharePersister, StateRequest
 from kalda.protocol.messages.share_state import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.streams_topics import StreamsTopics
 from kalda.coordinator.groups.streams.topology import InternalTopic
 from kalda.protocol.messages.topics import CreatableTopicResult, CreateTopicsResponse

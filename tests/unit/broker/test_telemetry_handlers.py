@@ -10,7 +10,7 @@ from by_hand import HandJobs
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, Pauses, TelemetryHandlers, _decode
 from kalda.broker.requests.context import RequestContext
 from kalda.protocol.messages.telemetry import PushTelemetryRequest

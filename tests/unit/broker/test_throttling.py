@@ -12,10 +12,9 @@ import pytest
 from by_hand import one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 
-from kalda.base.durations import QUANTILES
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.sensors import Sensors
+from kalda.base.scheduling import Pending
+from kalda.base.sensors import QUANTILES, Sensors
 from kalda.base.stats import MetricConfig
 from kalda.broker.channels.forwarding import Forwarding, Unwrapping, envelope_failed
 from kalda.broker.handlers.data import produce_failed

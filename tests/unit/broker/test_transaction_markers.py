@@ -9,7 +9,7 @@ import pytest
 from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.transaction_markers import TransactionMarkers
 from kalda.coordinator.transactions.markers import Completion
 from kalda.protocol.messages.transactions import (

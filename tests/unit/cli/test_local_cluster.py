@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli import cluster
 from kalda.cli.cluster_local import complete_node

@@ -13,7 +13,7 @@ import pytest
 
 import kalda
 from kalda.base.configs.server import ServerConfig
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 from kalda.cli.local.ports import check_ports, moved, who_listens
 from kalda.cli.local.single_node import check_formatted, prepare, properties_text
 from kalda.cli.server import ServerOptions, UsageError, run

@@ -13,7 +13,7 @@ import pytest
 
 import kalda
 from kalda.base.configs.server import ServerConfig
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.local.single_node import prepare
 from kalda.cli.server import ServerOptions, UsageError

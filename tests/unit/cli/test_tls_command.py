@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 from kalda.cli.tls import tls
 from kalda.network.client.security import ClientSecurity
 

@@ -19,7 +19,7 @@ from groups_world import Context, World
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.clientcore.connections.connections import Close, Connect, Write
 from kalda.clientcore.consumer import ConsumerCore
 from kalda.clientcore.consuming.consumer_errors import Operation

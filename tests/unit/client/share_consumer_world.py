@@ -15,7 +15,7 @@ from consumer_world import SERVED, Cluster, Log, Member
 from kalda.base.configs.share_consumer import share_consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import AcknowledgeType
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.share_consumer import ShareConsumerCore

@@ -10,7 +10,7 @@ from by_hand import one_step_a_turn
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.controller.event_queue import EventQueue, EventTimes
 from kalda.protocol.messages.metadata_records import NoOpRecord
 from kalda.protocol.record_framing import VersionedRecord

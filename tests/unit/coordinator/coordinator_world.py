@@ -7,7 +7,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.record_framing import UnknownRecordType, UnknownRecordVersion

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from by_hand import HandTime, HandTimer
 
 from kalda.base.errors import InvalidRequest
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.frames import Arena
 from kalda.network.server.answer_memory import AnswerMemory
 from kalda.network.server.connection import Answer, Buffer, Connection, FrameHandler

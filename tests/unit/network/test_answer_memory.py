@@ -10,7 +10,7 @@ from functools import partial
 from by_hand import HandTime, one_step_a_turn
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.server.answer_memory import AnswerMemory
 
 MB = 1_000_000

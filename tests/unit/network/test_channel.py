@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.client.channel import MAX_CLIENTS, Channel, Exchanges
 from kalda.network.client.client import Reach, RpcPolicy
 

@@ -13,9 +13,9 @@ from by_hand import HandJobs
 from connection_bench import Bench, PaperTransport, body
 from paper_files import PaperFile
 
+from kalda.base.disk import FileSlice
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.file_slice import FileSlice
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.server.connection import Answer, Buffer, Connection
 from kalda.network.server.limits import Limits
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kalda.base.file_slice import FileSlice
+from kalda.base.disk import FileSlice
 from kalda.broker.system_clock import SystemClock
 from kalda.network.server.connection import Answer, Connection
 from kalda.network.server.limits import Limits, NodeLimits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.properties import parse_properties
+from kalda.base.texts import parse_properties
 from kalda.cli.server import ServerOptions
 
 ENTRY = Path(__file__).parents[3] / "packaging" / "image_entry.py"

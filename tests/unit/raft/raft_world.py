@@ -8,7 +8,7 @@ from typing import Any
 
 from kalda.base.background import Background
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.protocol.messages.metadata_records import TopicRecord

@@ -10,7 +10,7 @@ import pytest
 from raft_world import Replica, World, append, static_voter, topic
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.quorum.raft_listeners import AppendedBatches
 from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
 from kalda.protocol.notation import Request

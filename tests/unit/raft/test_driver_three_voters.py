@@ -10,7 +10,7 @@ import pytest
 from raft_world import Replica, World, append, topic
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.apis import api_of, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequestListener, FetchSnapshotRequest

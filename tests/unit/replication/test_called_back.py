@@ -7,7 +7,7 @@ from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,

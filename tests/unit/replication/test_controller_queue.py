@@ -8,7 +8,7 @@ from itertools import pairwise
 from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.replication.controller_queue import ControllerQueue
 
 LOST = ApiError(ErrorCode.REQUEST_TIMED_OUT)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kalda.base.ids import TopicPartition
-from kalda.base.properties import format_properties, parse_properties
+from kalda.base.texts import format_properties, parse_properties
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import (
     read_clean_shutdown,

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from kalda import Admin
-from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
 from kalda.base.errors import ApiError
+from kalda.base.sensors import Durations, bucket_of, quantiles_ms, upper_end_us
 from kalda.broker.metrics.request_metrics import EVERY
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.producer.producer import Producer

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.cli.commands import cli
 from kalda.controller.quorum_controller import QuorumController
 from kalda.network.client.client import RpcConnection

@@ -5,16 +5,15 @@ Pure functions of texts and mappings: no file is read, and the state of the clus
 - `definition`: types, validators, a table of keys, text to value and back
 - `broker`: the table of broker and controller keys, by area, and those that Kafka does not have
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
-- `client`: the keys that all clients have, and how their configurations are gathered
+- `client`: the keys that all clients have, how their configurations are gathered, and what to give for the keys of
+  other clients
 - `oauthbearer`: those of OAUTHBEARER, of nodes as well
 - `consumer`, `share_consumer`, `admin`: the tables of consumers, share consumers and admin clients
 - `producer`: the keys of producers, and what must hold between them
-- `quorum_addresses`, `listeners`: addresses inside values
-- `server_values`, `server_checks`, `server`: a node's configuration: its values, what must hold between them, both
-- `dynamic`: layers of dynamic configs, and checks of their alterations
+- `addresses`: addresses inside values: of listeners, of the controller quorum
+- `server`: a node's configuration: its values, and what must hold between them
+- `dynamic`: layers of dynamic configs, checks of their alterations, effective values with their source and synonyms
 - `resources`: kinds of resources with configs, sources of values, operations of alterations
-- `describe`: effective values with their source and synonyms
 - `documentation`: a line on each key
-- `other_names`: what Kalda has for keys of other clients
 - `without_effect`: keys that are accepted but have no effect, and the reasons
 """

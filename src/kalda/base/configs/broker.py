@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from kalda.base.configs.addresses import BootstrapServers, Voters
 from kalda.base.configs.definition import (
     BOOLEAN,
     CLASS,
@@ -36,7 +37,6 @@ from kalda.base.configs.definition import (
     OneOfAnyCase,
 )
 from kalda.base.configs.oauthbearer import OAUTHBEARER_KEYS
-from kalda.base.configs.quorum_addresses import BootstrapServers, Voters
 
 NODE_KEYS = (
     Key("advertised.listeners", LIST, None, Items(empty=False, null=True)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kalda.base.configs import client
+from kalda.base.configs.client import offset_reset_counterpart
 from kalda.base.configs.definition import (
     BOOLEAN,
     CLASS,
@@ -22,7 +23,6 @@ from kalda.base.configs.definition import (
     NonEmpty,
     OneOfAnyCase,
 )
-from kalda.base.configs.other_names import offset_reset_counterpart
 
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 KEYS = (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.client.channel import Address, Channel
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy, timeout
 from kalda.protocol.notation import Request

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Pending, Timer, Timers
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.protocol.messages.brokers import ControllerRegistrationRequest, ControllerRegistrationResponse

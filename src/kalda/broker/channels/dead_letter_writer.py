@@ -33,8 +33,7 @@ from typing import Any, Final, NamedTuple
 from kalda.base.configs.topic import TOPIC
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, uuid_to_text
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock, Timers
+from kalda.base.scheduling import Clock, Pending, Timers
 from kalda.base.sensors import Sensors
 from kalda.base.share_states import SharePartitionKey
 from kalda.broker.channels.auto_topics import TopicPlan

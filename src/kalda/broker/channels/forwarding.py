@@ -10,9 +10,9 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kalda.base.durations import Durations
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
+from kalda.base.sensors import Durations
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Row

@@ -37,8 +37,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Pending, Timer, Timers
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.brokers import (
     BrokerHeartbeatRequest,

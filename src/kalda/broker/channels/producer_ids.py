@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from kalda.protocol.notation import Request
 

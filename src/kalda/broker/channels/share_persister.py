@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Pending, Timers
 from kalda.base.share_states import SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.share.group_states import StateSummary

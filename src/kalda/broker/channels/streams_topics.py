@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.requests.context import RequestContext
 from kalda.coordinator.groups.streams.topology import InternalTopic
 from kalda.protocol.messages.topics import (

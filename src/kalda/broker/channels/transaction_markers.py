@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock, Timer, Timers
+from kalda.base.scheduling import Clock, Pending, Timer, Timers
 from kalda.coordinator.transactions.markers import Completion, MarkerQueues
 from kalda.protocol.messages.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 

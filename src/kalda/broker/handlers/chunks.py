@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, InvalidRequest, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Failed, Handler
 from kalda.coordinator.answers import answer_after_all

@@ -10,12 +10,12 @@ import re
 from collections.abc import Collection, Mapping
 
 from kalda.base.background import Steps
-from kalda.base.configs import describe
+from kalda.base.configs import dynamic
 from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.topic_names import validate_topic_name
+from kalda.base.ids import validate_topic_name
 from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.process.loggers import logger_levels
 from kalda.broker.requests.context import MAX_ANSWER_BYTES, Encoded
@@ -120,31 +120,31 @@ class ConfigDescriptions:
 
     def _entries(
         self, kind: ConfigResourceType, resource: DescribeConfigsResource, keys: Collection[str] | None
-    ) -> list[describe.Entry]:
+    ) -> list[dynamic.Entry]:
         name = resource.resource_name
         if kind is ConfigResourceType.TOPIC:
             return self._topic(name, keys)
         if kind is ConfigResourceType.BROKER:
             if not name:
-                return describe.describe_cluster_default(self._layers, keys)
+                return dynamic.describe_cluster_default(self._layers, keys)
             expected = f"Unexpected broker id, expected {self._broker_id} or empty string,"
             check_broker(self._broker_id, name, "Broker id", expected)
-            return describe.describe_broker(self._layers, self._effective, keys)
+            return dynamic.describe_broker(self._layers, self._effective, keys)
         overrides = self._image.configs.of(ConfigResource(kind, name))
         if kind is ConfigResourceType.GROUP:
             if not name:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-            return describe.describe_group(self._layers, self._effective, overrides, self._task_assignor, keys)
+            return dynamic.describe_group(self._layers, self._effective, overrides, self._task_assignor, keys)
         if not name:
             raise ApiError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-        return describe.describe_client_metrics(overrides, keys)
+        return dynamic.describe_client_metrics(overrides, keys)
 
-    def _topic(self, name: str, keys: Collection[str] | None) -> list[describe.Entry]:
+    def _topic(self, name: str, keys: Collection[str] | None) -> list[dynamic.Entry]:
         validate_topic_name(name)
         if name not in self._image.topics.by_name:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         overrides = self._image.configs.of_topic(name)
-        return describe.describe_topic(self._layers, self._effective, overrides, keys)
+        return dynamic.describe_topic(self._layers, self._effective, overrides, keys)
 
     def _task_assignor(self) -> str:
         from kalda.assignors.server_assignors import task_assignor_names  # a node's start does without
@@ -164,11 +164,11 @@ class ConfigDescriptions:
 
 
 def _described(
-    request: DescribeConfigsRequest, entry: describe.Entry, kind: ConfigResourceType
+    request: DescribeConfigsRequest, entry: dynamic.Entry, kind: ConfigResourceType
 ) -> DescribeConfigsResourceResult:
     documentation = None
     if request.include_documentation:
-        documentation = describe.documentation(DOCUMENTED_AS[kind], entry.name)
+        documentation = dynamic.documentation(DOCUMENTED_AS[kind], entry.name)
     synonyms = []
     if request.include_synonyms:
         synonyms = [

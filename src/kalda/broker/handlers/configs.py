@@ -20,8 +20,7 @@ from kalda.base.configs.dynamic import Layers, check_alteration, dynamic_values
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs
+from kalda.base.scheduling import Jobs, Pending
 from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.config_descriptions import (
     DOCUMENTED_AS,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.context import Encoded, RequestContext

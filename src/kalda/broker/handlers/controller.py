@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeVar
 from kalda.base.background import Background
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock
+from kalda.base.scheduling import Clock, Pending
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigHandlers

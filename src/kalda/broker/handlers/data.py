@@ -23,10 +23,9 @@ from kalda.base.background import Steps
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock
+from kalda.base.ids import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
+from kalda.base.scheduling import Clock, Pending
 from kalda.base.sensors import Measurable, SensorName, Sensors, counted
-from kalda.base.topic_names import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import error_on_items, fetch_failed

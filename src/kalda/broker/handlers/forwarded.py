@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kalda.base.durations import quantile_sensors
 from kalda.base.errors import ApiError
-from kalda.base.sensors import NO_TAGS
+from kalda.base.sensors import NO_TAGS, quantile_sensors
 from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.module import BrokerContext, Module

@@ -19,11 +19,9 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
-from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock
+from kalda.base.ids import OFFSETS_TOPIC, ZERO_UUID, TopicPartition, Uuid
+from kalda.base.scheduling import Clock, Pending
 from kalda.base.sensors import Measurable, SensorName, Sensors, gauged
-from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.channels.streams_topics import CreateFor, StreamsTopics
 from kalda.broker.handlers.chunks import Chunks
 from kalda.broker.handlers.consumer_groups import ConsumerGroupHandlers

@@ -12,8 +12,7 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs
+from kalda.base.scheduling import Jobs, Pending
 from kalda.base.sensors import SensorName
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import BrokerContext, Module

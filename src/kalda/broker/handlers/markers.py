@@ -6,8 +6,8 @@ from itertools import islice
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.topic_names import is_topic_name, validate_topic_name
+from kalda.base.ids import is_topic_name, validate_topic_name
+from kalda.base.scheduling import Pending
 from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions

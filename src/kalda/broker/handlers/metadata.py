@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
+from kalda.base.ids import INTERNAL_TOPICS, ZERO_UUID, Uuid, is_topic_name
 from kalda.broker.channels.auto_topics import AutoTopics
 from kalda.broker.handlers.shared import check_endpoint_type, error_on_items, error_on_top
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache

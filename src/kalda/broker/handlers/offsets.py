@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.topic_names import INTERNAL_TOPICS
+from kalda.base.ids import INTERNAL_TOPICS
+from kalda.base.scheduling import Pending
 from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions

@@ -19,8 +19,7 @@ from kalda.base.configs.group import GROUP
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Pending, Timers
 from kalda.base.sensors import SensorName, counted
 from kalda.base.share_states import AcknowledgeType, AcquireMode, SharePartitionKey
 from kalda.broker.channels.auto_topics import AutoTopics

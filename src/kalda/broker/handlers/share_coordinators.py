@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.auto_topics import AutoTopics
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.channels.share_persister import SharePersister, StateRequest

@@ -27,9 +27,8 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import Uuid, uuid_to_text
-from kalda.base.pending import Pending
-from kalda.base.printable import printable
-from kalda.base.scheduling import Jobs, Timer
+from kalda.base.scheduling import Jobs, Pending, Timer
+from kalda.base.texts import printable
 from kalda.broker.channels.auto_topics import AutoTopics
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.shared import error_on_top

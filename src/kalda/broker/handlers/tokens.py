@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import Module

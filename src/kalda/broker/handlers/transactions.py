@@ -18,10 +18,9 @@ from typing import TypeVar
 
 from kalda.base.background import ITEMS_A_STEP, Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import INTERNAL_TOPICS, OFFSETS_TOPIC
 from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock
-from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
+from kalda.base.scheduling import Clock, Pending
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.channels.producer_ids import ProducerIds
 from kalda.broker.channels.transaction_markers import TransactionMarkers

@@ -21,8 +21,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock, Timer, Timers
+from kalda.base.scheduling import Clock, Pending, Timer, Timers
 from kalda.broker.channels.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData

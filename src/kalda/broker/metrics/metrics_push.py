@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from kalda.base.background import ITEMS_A_STEP, Background, Priority, Steps
 from kalda.base.errors import ApiError
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock, Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Pending, Timer, Timers
 from kalda.base.sensors import Measurable, SensorName, Sensors
 from kalda.telemetry.names import family_of, is_counter
 from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode

@@ -15,9 +15,18 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kalda.base.durations import Durations, quantile_sensors
 from kalda.base.scheduling import Clock
-from kalda.base.sensors import NO_TAGS, Counter, Measurable, SensorName, Sensors, counted, gauged
+from kalda.base.sensors import (
+    NO_TAGS,
+    Counter,
+    Durations,
+    Measurable,
+    SensorName,
+    Sensors,
+    counted,
+    gauged,
+    quantile_sensors,
+)
 from kalda.broker.quorum.quorum_side import QuorumSide
 from kalda.broker.quorum.raft_times import RAFT
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges

@@ -11,7 +11,7 @@ The pipeline counts every request; where `kalda.metrics.listener` is set, also e
 NONE. Responses that are encoded in pieces, such as those of Metadata, are not searched, and one that the controller has
 made for a broker is counted by the controller. Times and sizes are measured only where the listener is set, and of one
 request in `EVERY`: timing each one cost 6 to 10 % of a request's CPU. Quantiles are of the last minute or two
-(`kalda.base.durations`).
+(`kalda.base.sensors`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kalda.base.durations import BUCKETS, QUANTILES, Durations, bucket_of, quantiles_ms
 from kalda.base.errors import ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.sensors import Counter, Measurable, SensorName, gauged
+from kalda.base.scheduling import Pending
+from kalda.base.sensors import (
+    BUCKETS,
+    QUANTILES,
+    Counter,
+    Durations,
+    Measurable,
+    SensorName,
+    bucket_of,
+    gauged,
+    quantiles_ms,
+)
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.network.server.connection import Answer, Connection

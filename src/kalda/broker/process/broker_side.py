@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.handlers.log_dirs import assigned_directory

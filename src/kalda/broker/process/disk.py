@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kalda.base.allocation import unfilled
 from kalda.base.disk import Buffer, File, FileStat, NoHandleLeft
-from kalda.base.durations import Durations
-from kalda.base.memory import unfilled
+from kalda.base.sensors import Durations
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.server.connection import Answer as NetworkAnswer
 from kalda.network.server.connection import Buffer, Connection, FrameHandler
 from kalda.network.server.limits import MIN_REQUEST_BYTES

@@ -11,9 +11,9 @@ import logging
 import socket
 from typing import Any
 
-from kalda.base.configs.listeners import ListenerEndpoint
+from kalda.base.configs.addresses import ListenerEndpoint
 from kalda.base.errors import as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.process.closing import Part
 from kalda.broker.process.node_parts import NodeParts
 from kalda.network.server.connection import Answer, Connection, FrameHandler

@@ -12,7 +12,7 @@ import sys
 import time
 from types import TracebackType
 
-from kalda.base.printable import printable, printable_json
+from kalda.base.texts import printable, printable_json
 
 _WATCHDOG = "kalda.watchdog"
 _MAX_FILE_BYTES = 16 * 1024 * 1024

@@ -23,8 +23,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from kalda.base.configs.addresses import ListenerEndpoint
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.configs.listeners import ListenerEndpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Timer, Timers

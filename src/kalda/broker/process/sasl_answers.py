@@ -28,8 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs
+from kalda.base.scheduling import Jobs, Pending
 from kalda.metadata.delegation_tokens import token_hmac
 from kalda.metadata.image import MetadataImage
 from kalda.security.mechanisms import CheckPassword, CheckToken, FindScram, Negotiate, Question, SaslFailed, is_password

@@ -26,9 +26,7 @@ from kalda.base.background import Background
 from kalda.base.disk import Disk
 from kalda.base.errors import MORE_THREADS, ApiError
 from kalda.base.ids import Uuid, random_uuid
-from kalda.base.loop_time import TURN_MS, LoopTime
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, LoopClock, Timer
+from kalda.base.scheduling import TURN_MS, Jobs, LoopClock, LoopTime, Pending, Timer
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.watchdog import Watchdog
 from kalda.broker.system_clock import SystemClock

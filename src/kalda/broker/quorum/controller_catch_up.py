@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kalda.base.background import Background, Priority, Steps
 from kalda.base.errors import ApiError
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.quorum.raft_listeners import Listener, RaftListeners, Registration
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer
+from kalda.base.scheduling import Pending, Timer
 from kalda.broker.process.disk import absolute_dir
 from kalda.broker.process.node_parts import NodeParts
 from kalda.broker.quorum.controller_catch_up import ControllerCatchUp

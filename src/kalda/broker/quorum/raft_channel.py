@@ -14,7 +14,7 @@ import logging
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.client.addresses import all_refuse
 from kalda.network.client.channel import Address, Channel
 from kalda.network.client.client import Reach, RpcPolicy

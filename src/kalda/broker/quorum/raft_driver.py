@@ -34,9 +34,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from kalda.base.background import Background
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.reentrancy import Reentrancy
-from kalda.base.scheduling import Clock, Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Pending, Reentrancy, Timer, Timers
 from kalda.broker.quorum.raft_listeners import LeaderAndEpoch, RaftListeners
 from kalda.broker.quorum.raft_times import RaftTimes
 from kalda.protocol.calls import ConnectionRefused

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from kalda.base.background import Background, Steps
-from kalda.base.reentrancy import Reentrancy
+from kalda.base.scheduling import Reentrancy
 from kalda.raft.batches import CommittedBatch
 from kalda.raft.metadata_log import MetadataLog
 from kalda.raft.snapshots import SnapshotReader

@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Pending, Timers
 from kalda.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsRequestDirectoryData,

@@ -15,8 +15,7 @@ from kalda.base.background import Background, Priority, Steps
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Clock, Jobs, Timer, Timers
+from kalda.base.scheduling import Clock, Jobs, Pending, Timer, Timers
 from kalda.base.sensors import SensorName, Sensors
 from kalda.broker.channels.auto_topics import TopicPlan
 from kalda.broker.metadata_cache import MetadataCache
@@ -42,7 +41,7 @@ from kalda.storage.values import AppendOrigin, FetchInfo, TransactionEnd
 #
 # A coordinator, its log and this shell call one another synchronously, so each may be called back before its own call
 # returns: an append may move the high watermark, which is reported to the runtime inside that append. The runtime is
-# made for that (see `kalda.base.reentrancy`). The shell keeps to the same rule: it changes its own fields before it
+# made for that (see `kalda.base.scheduling`). The shell keeps to the same rule: it changes its own fields before it
 # calls out, and reads them again afterwards.
 
 log = logging.getLogger("kalda.coordinator")

@@ -21,8 +21,7 @@ from typing import Any
 
 from kalda.base.background import Background, Steps
 from kalda.base.ids import TopicPartition
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Pending, Timer, Timers
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.protocol.notation import Request
 

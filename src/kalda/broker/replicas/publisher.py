@@ -35,8 +35,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid, uuid_to_text
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer
+from kalda.base.scheduling import Pending, Timer
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import Coordinators
 from kalda.metadata.delta import MetadataDelta

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from kalda.base.background import Steps
-from kalda.base.pending import Pending
 from kalda.base.samples import FreeUse
+from kalda.base.scheduling import Pending
 from kalda.network.server.connection import Buffer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller

@@ -12,7 +12,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.errors import ApiError
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.protocol.access import Need
 from kalda.protocol.notation import Request, Response, shallow_copy

@@ -31,7 +31,7 @@ from typing import Any
 
 from kalda.base.background import Background, Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.sensors import Counter
 from kalda.broker.requests.api_versions import ApiVersionsHandlers, Features, NodeIdentity, unsupported_api_versions
 from kalda.broker.requests.charging import Charge

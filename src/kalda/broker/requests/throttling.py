@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kalda.base.durations import Durations, quantile_sensors
-from kalda.base.sensors import Measurable, SensorName, Tags
+from kalda.base.sensors import Durations, Measurable, SensorName, Tags, quantile_sensors
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import QuotaClass
 from kalda.protocol.apis import API, ApiKey

@@ -13,7 +13,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from kalda.base.errors import ApiError, Portable
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 
 FAILED = 1
 UNREACHABLE = 3

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from kalda.base.printable import printable, printable_json
+from kalda.base.texts import printable, printable_json
 from kalda.cli.common.failures import Failure
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import click
 
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import is_json, json_option_of, print_json, print_table
@@ -41,7 +41,7 @@ def client_config(profile: str | None, path: str | None, pairs: Mapping[str, str
 def _of_file(path: str) -> dict[str, object]:
     """The keys of clients in a properties file. Raises `Failure`."""
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.base.properties import read_properties_file
+    from kalda.base.texts import read_properties_file
     from kalda.client.transport.config_files import resolved
 
     try:

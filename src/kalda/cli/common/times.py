@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kalda.base.configs.definition import parse_duration_ms
-from kalda.base.moments import parse_moment_ms
+from kalda.base.texts import parse_moment_ms
 
 _WITH_UNITS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+", re.ASCII)
 _WITH_UNIT = re.compile(r"([0-9.]+)(ms|[smhd])", re.ASCII)

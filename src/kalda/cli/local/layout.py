@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
+from kalda.base.configs.addresses import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import random_uuid, uuid_from_text, uuid_to_text
-from kalda.base.properties import format_properties
+from kalda.base.texts import format_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import free_ports, is_free

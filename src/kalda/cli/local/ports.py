@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kalda.base.configs.listeners import ListenerEndpoint
+from kalda.base.configs.addresses import ListenerEndpoint
 from kalda.base.configs.server import ServerConfig
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.broker.process.disk import RealDisk
 from kalda.network.free_ports import is_free
 from kalda.storage.checkpoints import LOCK_FILE

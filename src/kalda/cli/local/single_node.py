@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
-from kalda.base.properties import parse_properties, read_properties_file
+from kalda.base.texts import parse_properties, read_properties_file
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.local.ports import check_not_running, check_ports, moved
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage

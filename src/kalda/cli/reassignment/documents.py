@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
-from kalda.base.properties import decode_text
+from kalda.base.texts import decode_text
 
 ANY = "any"
 _VERSION = 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kalda.base.printable import printable, printable_json
+from kalda.base.texts import printable, printable_json
 from kalda.cli.common.failures import Failure
 from kalda.records.batch import TimestampType
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kalda.base.errors import ApiError
-from kalda.base.properties import decode_text
+from kalda.base.texts import decode_text
 from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import Failure, failure_of
 from kalda.cli.common.nouns import KaldaCommand

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, runtime_checkable
 from kalda import __version__
 from kalda.base.configs.consumer import CONSUMER, ConsumerConfig, consumer_config
 from kalda.base.errors import ApiError, ErrorCode, WrongState
-from kalda.base.ids import TopicPartition
-from kalda.base.topic_names import can_be_requested
+from kalda.base.ids import TopicPartition, can_be_requested
 from kalda.client.consumer.common_calls import CommonCalls, K, Steps, V, Wait, with_deserializers
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.consumer import ConsumerCore, SubscriptionPattern

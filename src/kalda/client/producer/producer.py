@@ -29,9 +29,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
+from kalda.base.allocation import new_tuple
 from kalda.base.configs.producer import PRODUCER, producer_config
 from kalda.base.errors import ApiError, CallTimeout, WrongState
-from kalda.base.new_tuple import new_tuple
 from kalda.client.producer.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
 from kalda.client.transport.channels import monotonic_ms

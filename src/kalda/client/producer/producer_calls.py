@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import is_topic_name
 from kalda.base.sensors import Counter
-from kalda.base.topic_names import is_topic_name
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.faces import ClientFace
 from kalda.clientcore.connections.cluster_values import Partition

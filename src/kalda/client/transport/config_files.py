@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from kalda.base.configs.client import counterpart
 from kalda.base.configs.definition import Definition
-from kalda.base.configs.other_names import counterpart
-from kalda.base.printable import printable
-from kalda.base.properties import read_properties_file
+from kalda.base.texts import printable, read_properties_file
 
 _PROVIDERS = "config.providers"
 log = logging.getLogger("kalda.client")

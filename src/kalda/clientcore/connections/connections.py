@@ -32,9 +32,9 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from kalda.base.allocation import new_tuple
 from kalda.base.configs.client import ClientConfig
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics, NodeTraffic
 from kalda.clientcore.connections.cluster_values import Address, Broker

@@ -26,9 +26,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.ids import TopicPartition
-from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.cluster_values import Leader
 from kalda.clientcore.connections.metadata import ClusterMetadata

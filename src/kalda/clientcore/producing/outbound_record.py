@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
+from kalda.base.allocation import new_tuple
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
-from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.interceptors import close_all, codec_of, interceptors_of
 from kalda.clientcore.producing.producer_batch import RecordMetadata, encode_headers

@@ -26,8 +26,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.ids import TopicPartition
-from kalda.base.new_tuple import new_tuple
 from kalda.protocol.varint import encode_signed
 from kalda.records import appending
 from kalda.records.batch import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from kalda.base.new_tuple import new_tuple
+from kalda.base.allocation import new_tuple
 from kalda.base.sensors import Tags
 from kalda.base.stats import MetricConfig
 from kalda.clientcore.connections.client_metrics import _NS_PER_S, ClientMetrics, NodeTraffic

@@ -33,10 +33,10 @@ from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.base.new_tuple import new_tuple
 from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Connections
 from kalda.clientcore.connections.errors import ADVICE

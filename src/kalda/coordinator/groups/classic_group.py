@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.timers import TimerTask
 from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
 from kalda.protocol.messages.groups import (

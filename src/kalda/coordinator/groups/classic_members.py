@@ -15,7 +15,7 @@ from dataclasses import replace
 from kalda.assignors.consumer_protocol import MemberSubscription, parse_member_subscription
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import Uuid, UuidSource, uuid_to_text
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.classic_group import CONSUMER_PROTOCOL_TYPE, in_version
 from kalda.coordinator.groups.classic_protocol import left_response, one_left, refusal
 from kalda.coordinator.groups.config import ConsumerSettings

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import (
     NO_ASSIGNMENT,

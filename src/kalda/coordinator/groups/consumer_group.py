@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from kalda.assignors.server_assignor import MemberPartitions
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.config import ConsumerSettings
 from kalda.coordinator.groups.consumer_member import ConsumerMember, MemberState
 from kalda.coordinator.groups.kind_group import CONSUMER, Epochs, KindGroup, KindKeys, count_names, names_after

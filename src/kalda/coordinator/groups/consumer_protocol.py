@@ -21,7 +21,7 @@ from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource, uuid_to_text
 from kalda.base.patterns import BadPattern, re2_pattern
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.config import ConsumerSettings

@@ -17,9 +17,8 @@ from typing import Any, TypeVar, cast
 from kalda.assignors.server_assignor import ServerAssignor
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import UuidSource
-from kalda.base.pending import Pending
-from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.base.ids import OFFSETS_TOPIC, UuidSource
+from kalda.base.scheduling import Pending
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later, write_error
 from kalda.coordinator.groups.classic_group import GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.config import KindConfig
 from kalda.coordinator.groups.kind_group import KindGroup
 from kalda.coordinator.groups.rebalance_history import Cause, NamedMember, RebalanceHistory

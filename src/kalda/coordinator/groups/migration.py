@@ -22,7 +22,7 @@ from kalda.assignors.consumer_protocol import (
 from kalda.assignors.server_assignor import MemberPartitions
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.classic_group import ClassicGroup, ClassicMember
 from kalda.coordinator.groups.config import ConsumerSettings, GroupCoordinatorConfig
 from kalda.coordinator.groups.consumer_group import ConsumerGroup

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later, txn_commit_error, write_error
 from kalda.coordinator.groups.classic_group import GroupState
 from kalda.coordinator.groups.config import GroupCounters

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, ClassicMember, GroupState, JoinWaiter

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kalda.assignors.server_assignor import MemberPartitions
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.kind_group import (
     FIRST_EPOCH,

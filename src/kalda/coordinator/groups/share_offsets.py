@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey
 from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.shard import GroupShard

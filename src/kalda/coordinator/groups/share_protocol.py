@@ -23,7 +23,7 @@ from kalda.assignors.simple_assignor import SimpleAssignor
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import MAX_MEMBER_ID, NO_OFFSET, SharePartitionKey
 from kalda.base.stats import Meter
 from kalda.coordinator.groups.config import ShareGroupSettings

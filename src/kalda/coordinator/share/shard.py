@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeVar
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey, StateBatch, StateWrite
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.share.records import (

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.ids import SHARE_STATE_TOPIC, Uuid
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import NO_OFFSET, SharePartitionKey, StateBatch, StateWrite
 from kalda.base.stats import Avg, Max, Meter
-from kalda.base.topic_names import SHARE_STATE_TOPIC
 from kalda.coordinator.answers import answer_after_all, write_error
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.coordinator.share.shard import NO_COUNT, ShareCoordinatorConfig, ShareShard, ShareState

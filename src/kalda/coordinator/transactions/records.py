@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, cast
 
+from kalda.base.allocation import new_tuple
 from kalda.base.errors import InvalidRequest
-from kalda.base.new_tuple import new_tuple
 from kalda.coordinator.transactions.metadata import (
     NO_EPOCH,
     NO_PARTITIONS,

@@ -22,7 +22,7 @@ from typing import Protocol
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
 from kalda.coordinator.transactions.config import TransactionConfig

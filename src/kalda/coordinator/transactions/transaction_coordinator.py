@@ -21,8 +21,8 @@ from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.topic_names import TRANSACTIONS_TOPIC
+from kalda.base.ids import TRANSACTIONS_TOPIC
+from kalda.base.scheduling import Pending
 from kalda.coordinator.answers import answer_after, write_error
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 
 log = logging.getLogger("kalda.channel")

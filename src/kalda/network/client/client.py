@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.base.loop_time import GRACE_MS, RUN_ON_MS
+from kalda.base.scheduling import GRACE_MS, RUN_ON_MS
 from kalda.network.client.addresses import AddressIndex, IsRefused, addresses_of
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.calls import (

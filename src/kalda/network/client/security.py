@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kalda.base.configs.other_names import LOGIN
+from kalda.base.configs.client import LOGIN
 from kalda.base.errors import ApiError
 from kalda.network.login.jaas_file import CLIENT_SECTION, find_entry
 from kalda.network.python_classes import make

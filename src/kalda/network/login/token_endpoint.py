@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 
-from kalda.base.printable import printable
+from kalda.base.texts import printable
 from kalda.network.login.token_checks import TokenSettings
 from kalda.network.login.token_validation import Refused, read_url, retrying
 from kalda.network.named_files import read_named_file, read_named_text

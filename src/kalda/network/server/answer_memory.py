@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.network.server.peer_log import log
 
 T = TypeVar("T")

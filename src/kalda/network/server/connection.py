@@ -34,10 +34,9 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Protocol, TypeAlias, TypeVar, cast
 
+from kalda.base.disk import FileSlice
 from kalda.base.errors import ApiError, InvalidRequest
-from kalda.base.file_slice import FileSlice
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer
+from kalda.base.scheduling import Pending, Timer
 from kalda.network.frames import SIZE_BYTES, Arena, BadFrameSize, FrameReader
 from kalda.network.server.answer_memory import AnswerMemory
 from kalda.network.server.limits import Limits

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
-from kalda.base.moments import parse_moment_ms
+from kalda.base.texts import parse_moment_ms
 from kalda.pipeline.engine.engine import RunOptions, RunResult
 from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.formats.registry import subject_of

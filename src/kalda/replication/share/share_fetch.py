@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import AcquireMode
 from kalda.protocol.messages.share import (
     AcquiredRecords,

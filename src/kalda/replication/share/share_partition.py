@@ -30,8 +30,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Pending, Timer, Timers
 from kalda.base.share_states import (
     NO_OFFSET,
     AcknowledgeType,

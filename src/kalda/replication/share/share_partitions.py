@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Pending, Timers
 from kalda.base.share_states import RecordState, SharePartitionKey
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.protocol.notation import Buffer
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records

@@ -16,10 +16,10 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.disk import Buffer, Disk, NoHandleLeft
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.new_tuple import new_tuple
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
 from kalda.records.validation import Inspection, validate_produced

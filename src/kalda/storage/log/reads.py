@@ -23,8 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import cast
 
-from kalda.base.disk import Buffer
-from kalda.base.file_slice import FileSlice
+from kalda.base.disk import Buffer, FileSlice
 from kalda.base.scheduling import Jobs
 from kalda.storage.log.index import Reader, read_cached, read_waiting
 from kalda.storage.log.offsets import LogOffsets

@@ -18,9 +18,9 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
+from kalda.base.allocation import new_tuple
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
-from kalda.base.new_tuple import new_tuple
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_BATCH_SIZE, BatchHeader, least_length, read_header
 from kalda.storage.config import LogConfig
 from kalda.storage.file_names import (

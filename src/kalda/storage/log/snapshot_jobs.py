@@ -11,8 +11,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs
+from kalda.base.scheduling import Jobs, Pending
 from kalda.records.batch import TimestampType
 from kalda.records.builder import Record, read_records
 from kalda.storage.log.index import Reader, WouldWait, read_cached, read_waiting

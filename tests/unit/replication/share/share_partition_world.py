@@ -9,7 +9,7 @@ from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import (
     NO_OFFSET,
     AcknowledgeType,

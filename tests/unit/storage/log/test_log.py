@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Disk, FileSlice
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.sensors import Counter
 from kalda.records.batch import TimestampType, iter_batches, read_header

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.config import StreamsSettings
 from kalda.coordinator.groups.kind_group import STREAMS, Epochs, KindGroup, KindKeys
 from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups

@@ -32,7 +32,7 @@ from kalda.assignors.task_assignor import (
 )
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.pending import Pending
+from kalda.base.scheduling import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.groups.config import StreamsSettings
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
+from kalda.base.ids import INTERNAL_TOPICS, is_topic_name
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, STATIC_LEAVING_EPOCH
 from kalda.coordinator.groups.streams.group import Topology, topology_of
 from kalda.coordinator.groups.streams.topology import ConfiguredTopology

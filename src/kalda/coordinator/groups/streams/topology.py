@@ -20,8 +20,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import validate_topic_name
 from kalda.base.java_order import java_order, java_order_steps
-from kalda.base.topic_names import validate_topic_name
 from kalda.protocol.messages.group_records import (
     StreamsGroupTopologyValue,
     StreamsGroupTopologyValueSubtopology,

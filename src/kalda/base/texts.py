@@ -1,18 +1,29 @@
-r"""Java's properties: the text format of `server.properties`, `meta.properties` and secrets in files.
+r"""Text that people and programs write: properties files, times, and what is safe to print.
+
+Java's properties: the text format of `server.properties`, `meta.properties` and secrets in files.
 
 A line is a key, a separator (`=`, `:` or blanks) and a value. `#` and `!` begin a comment. A line that ends in an odd
-number of backslashes continues in the next line, whose leading blanks are cut. `\t \n \r \f \uXXXX` are characters;
-any other escaped character stands for itself. Of several lines with the same key the last one counts.
+number of backslashes continues in the next line, whose leading blanks are cut. `\t \n \r \f \uXXXX` are characters; any
+other escaped character stands for itself. Of several lines with the same key the last one counts.
 
 Java reads such a file as Latin-1, in which any bytes are legal, and many a file has a comment in some other encoding.
 One that is UTF-8 as a whole is read as that.
+
+Text from others made safe to print: no character of it ends a line, moves a cursor or turns text around.
+
+Client ids, group ids and records hold what their senders like: newlines by which a log line could be forged, escape
+sequences that terminals obey.
+
+Times that people write: ISO 8601, or milliseconds since 1970. As with Kafka's tools, one without a zone is UTC on every
+machine.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 
 _BLANK = " \t\f"
@@ -152,3 +163,42 @@ def _java_date(now_ms: int) -> str:
     when = datetime.fromtimestamp(now_ms / 1000, UTC)
     day, month = _DAYS[when.weekday()], _MONTHS[when.month - 1]
     return f"{day} {month} {when.day:02d} {when:%H:%M:%S} UTC {when.year}"
+
+
+_UNSAFE = (
+    *chain(range(0x20), range(0x7F, 0xA0)),  # controls
+    *(0x2028, 0x2029),  # line and paragraph separators
+    *chain((0x200E, 0x200F, 0x061C), range(0x202A, 0x202F), range(0x2066, 0x206A)),  # directions of text
+    *range(0xD800, 0xE000),  # halves of pairs, which no encoding takes
+)
+_ESCAPES = {code: chr(code).encode("unicode_escape").decode("ascii") for code in _UNSAFE}
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _UNSAFE if code >= 0x7F}
+
+
+def printable(text: str) -> str:
+    r"""The text with such characters as Python's escapes: a newline as `\n`, an escape character as `\x1b`."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def printable_json(document: str) -> str:
+    """A JSON document, which has its own escapes for most of these characters, with such escapes for the others."""
+    return document if document.isprintable() else document.translate(_JSON_ESCAPES)
+
+
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d([.,]\d+)?)?)?)?(Z|[+-]\d\d(:?\d\d)?)?", re.ASCII | re.IGNORECASE
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_moment_ms(text: str) -> int | None:
+    """A time in milliseconds since 1970, a part of one cut off; None where the text is no time."""
+    if text.isascii() and text.isdecimal():
+        return int(text) if len(text) < 20 else None
+    if not _TIME.fullmatch(text):
+        return None
+    try:
+        moment = datetime.fromisoformat(text.upper())
+        return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError):  # such as the 30th of February
+        return None
