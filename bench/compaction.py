@@ -24,8 +24,8 @@ from harness.nodes import Node
 from harness.systems import KALDA
 
 from kalda.protocol.framing import encode_request
-from kalda.protocol.messages import configs
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages import admin
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
@@ -138,14 +138,14 @@ class Filled:
 
     def compact(self, meanwhile: Callable[[], object]) -> float:
         """Let the topic be compacted, and call `meanwhile` until it is. Returns how many seconds that took."""
-        change = configs.IncrementalAlterConfigsRequestAlterableConfig(
+        change = admin.IncrementalAlterConfigsRequestAlterableConfig(
             name="min.cleanable.dirty.ratio", config_operation=0, value="0.01"
         )
-        resource = configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource = admin.IncrementalAlterConfigsRequestAlterConfigsResource(
             resource_type=2, resource_name=self.name, configs=[change]
         )
         with BlockingConnection("127.0.0.1", self._node.port, timeout_ms=60_000) as connection:
-            connection.request(configs.IncrementalAlterConfigsRequest(resources=[resource]))
+            connection.request(admin.IncrementalAlterConfigsRequest(resources=[resource]))
         began, checked = time.perf_counter(), 0.0
         with open(self._node.directory / "server.log", encoding="utf-8") as log:
             while time.perf_counter() - began < _WAIT_S:

@@ -34,11 +34,11 @@ from harness.systems import systems
 from harness.watching import Pings
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,
+    FindCoordinatorRequest,
 )
-from kalda.protocol.messages.groups import FindCoordinatorRequest
 
 _TOPIC = "grouped"
 _LIMIT_S = 240.0

@@ -34,7 +34,7 @@ from harness.metadata_log import write_log, write_snapshot_of
 from harness.systems import KALDA
 
 from kalda.base.errors import ApiError
-from kalda.metadata.bootstrap import METADATA_DIR
+from kalda.metadata.formatter import METADATA_DIR
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 
 _START_S = 280.0

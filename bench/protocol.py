@@ -12,21 +12,19 @@ import timeit
 from collections.abc import Callable
 
 from kalda.protocol import codec, framing
-from kalda.protocol.messages.fetch import (
-    FetchableTopicResponse,
-    FetchRequest,
-    FetchRequestFetchPartition,
-    FetchRequestFetchTopic,
-    FetchResponse,
-    FetchResponsePartitionData,
-)
 from kalda.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    FetchResponse,
+    FetchResponsePartitionData,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,

@@ -33,7 +33,7 @@ from harness.systems import KALDA, apache_kafka, java_command
 
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.protocol.framing import encode_request
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.messages.partitions import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.notation import Request
 
 _RECORD = os.urandom(10_000)

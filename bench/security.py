@@ -33,8 +33,7 @@ from harness.systems import KALDA, System, systems
 
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.access import ScramUpsertion
-from kalda.metadata.scram import ScramMechanism
-from kalda.metadata.scram_arguments import salted_password
+from kalda.metadata.scram import ScramMechanism, salted_password
 from kalda.network.client.security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest

@@ -39,11 +39,17 @@ from harness.systems import KALDA
 from harness.watching import Pings, Resident
 
 from kalda.base.errors import ApiError
-from kalda.protocol.calls import Call, frame_request
-from kalda.protocol.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.framing import Call, frame_request
+from kalda.protocol.messages.admin import DescribeConfigsRequest, DescribeConfigsResource
 from kalda.protocol.messages.metadata import MetadataRequest
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
 

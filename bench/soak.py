@@ -21,7 +21,7 @@ from harness.nodes import Node
 from harness.systems import KALDA
 
 from kalda import Consumer
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import DeleteTopicsRequest, DeleteTopicState
 from kalda.records.builder import build_batch
 

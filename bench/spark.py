@@ -43,7 +43,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from kalda import Admin, Producer
 from kalda.base.ids import TopicPartition
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 
 TOPIC, SMALL, WRITTEN, LIVE = "rows", "small", "written", "live"
 SMALL_BATCHES = 10

@@ -33,7 +33,7 @@ from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
 
 from kalda.base.errors import ApiError
 from kalda.protocol.apis import API, ApiKey
-from kalda.protocol.calls import Call, choose_version, frame_request
+from kalda.protocol.framing import Call, choose_version, frame_request
 from kalda.protocol.notation import Request, Response
 
 _ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))

@@ -41,8 +41,8 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import ConfigResource
 from kalda.protocol.framing import encode_request
+from kalda.protocol.messages.admin import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.protocol.messages.metadata import MetadataRequest
-from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.protocol.notation import Request
 from kalda.records.compression import Compression, compress

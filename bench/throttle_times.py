@@ -25,8 +25,14 @@ from harness.nodes import Node
 from harness.systems import systems
 
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.network.frames import Arena, FrameReader
-from kalda.protocol.calls import (
+from kalda.protocol.framing import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
     RENEWAL_SHARE,

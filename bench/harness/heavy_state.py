@@ -11,19 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kalda.base.errors import ApiError
-from kalda.protocol.messages import (
-    admin,
-    configs,
-    fetch,
-    groups,
-    metadata,
-    offsets,
-    produce,
-    security,
-    telemetry,
-    topics,
-    transactions,
-)
+from kalda.protocol.messages import admin, groups, metadata, partitions, security, topics, transactions
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
 
@@ -74,29 +62,35 @@ def _topics(_ask: Ask) -> Iterator[Case]:
 
 def _data(_ask: Ask) -> Iterator[Case]:
     every = range(PARTITIONS)
-    rows = [produce.PartitionProduceData(index=n, records=_BATCH) for n in every]
+    rows = [partitions.PartitionProduceData(index=n, records=_BATCH) for n in every]
     yield (
         "produce to all of wide",
-        produce.ProduceRequest(
-            acks=-1, timeout_ms=60_000, topic_data=[_topic(produce.TopicProduceData, rows, "partition_data")]
+        partitions.ProduceRequest(
+            acks=-1, timeout_ms=60_000, topic_data=[_topic(partitions.TopicProduceData, rows, "partition_data")]
         ),
     )
     for timestamp in (-1, 1_000, -3):
-        asked = [fetch.ListOffsetsPartition(partition_index=n, timestamp=timestamp) for n in every]
-        yield f"list offsets by {timestamp}", fetch.ListOffsetsRequest(topics=[_topic(fetch.ListOffsetsTopic, asked)])
-    wanted = [fetch.FetchRequestFetchPartition(partition=n, partition_max_bytes=1_000) for n in every]
+        asked = [partitions.ListOffsetsPartition(partition_index=n, timestamp=timestamp) for n in every]
+        yield (
+            f"list offsets by {timestamp}",
+            partitions.ListOffsetsRequest(topics=[_topic(partitions.ListOffsetsTopic, asked)]),
+        )
+    wanted = [partitions.FetchRequestFetchPartition(partition=n, partition_max_bytes=1_000) for n in every]
     for epoch in (-1, 0):
-        fetched = [_topic(fetch.FetchRequestFetchTopic, wanted)]
+        fetched = [_topic(partitions.FetchRequestFetchTopic, wanted)]
         yield (
             f"fetch all of wide, session {epoch}",
-            fetch.FetchRequest(max_wait_ms=0, max_bytes=50_000_000, topics=fetched, session_epoch=epoch),
+            partitions.FetchRequest(max_wait_ms=0, max_bytes=50_000_000, topics=fetched, session_epoch=epoch),
         )
-    epochs = [fetch.OffsetForLeaderPartition(partition=n, leader_epoch=0) for n in every]
-    yield "epochs of wide", fetch.OffsetForLeaderEpochRequest(topics=[_topic(fetch.OffsetForLeaderTopic, epochs)])
-    cut = [fetch.DeleteRecordsPartition(partition_index=n, offset=1) for n in every]
+    epochs = [partitions.OffsetForLeaderPartition(partition=n, leader_epoch=0) for n in every]
+    yield (
+        "epochs of wide",
+        partitions.OffsetForLeaderEpochRequest(topics=[_topic(partitions.OffsetForLeaderTopic, epochs)]),
+    )
+    cut = [partitions.DeleteRecordsPartition(partition_index=n, offset=1) for n in every]
     yield (
         "delete records of wide",
-        fetch.DeleteRecordsRequest(topics=[_topic(fetch.DeleteRecordsTopic, cut)], timeout_ms=60_000),
+        partitions.DeleteRecordsRequest(topics=[_topic(partitions.DeleteRecordsTopic, cut)], timeout_ms=60_000),
     )
 
 
@@ -104,30 +98,28 @@ def _configs(_ask: Ask) -> Iterator[Case]:
     for topic_names in ([f"n-{n}" for n in range(4_900)] + [f"missing-{n}" for n in range(15_100)],):
         yield (
             "describe 20,000 configs",
-            configs.DescribeConfigsRequest(
-                resources=[
-                    configs.DescribeConfigsResource(resource_type=2, resource_name=name) for name in topic_names
-                ],
+            admin.DescribeConfigsRequest(
+                resources=[admin.DescribeConfigsResource(resource_type=2, resource_name=name) for name in topic_names],
                 include_synonyms=True,
                 include_documentation=True,
             ),
         )
-    change = configs.IncrementalAlterConfigsRequestAlterableConfig(
+    change = admin.IncrementalAlterConfigsRequestAlterableConfig(
         name="retention.ms", config_operation=0, value="100000000"
     )
     altered = [
-        configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+        admin.IncrementalAlterConfigsRequestAlterConfigsResource(
             resource_type=2, resource_name=f"n-{n}", configs=[change]
         )
         for n in range(4_900)
     ]
-    yield "alter 4,900 configs", configs.IncrementalAlterConfigsRequest(resources=altered)
-    legacy = configs.AlterConfigsRequestAlterableConfig(name="retention.ms", value="200000000")
+    yield "alter 4,900 configs", admin.IncrementalAlterConfigsRequest(resources=altered)
+    legacy = admin.AlterConfigsRequestAlterableConfig(name="retention.ms", value="200000000")
     whole = [
-        configs.AlterConfigsRequestAlterConfigsResource(resource_type=2, resource_name=f"n-{n}", configs=[legacy])
+        admin.AlterConfigsRequestAlterConfigsResource(resource_type=2, resource_name=f"n-{n}", configs=[legacy])
         for n in range(4_900)
     ]
-    yield "replace 4,900 configs", configs.AlterConfigsRequest(resources=whole)
+    yield "replace 4,900 configs", admin.AlterConfigsRequest(resources=whole)
 
 
 def _fill(ask: Ask, key_type: int, requests: Sequence[Request], error_of: Callable[[Any], int]) -> None:
@@ -139,31 +131,31 @@ def _fill(ask: Ask, key_type: int, requests: Sequence[Request], error_of: Callab
 
 def _groups(ask: Ask) -> Iterator[Case]:
     names = [f"g-{n}" for n in range(10_000)]
-    one = [offsets.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
-    rows = [_topic(offsets.OffsetCommitRequestTopic, one)]
-    commits = [offsets.OffsetCommitRequest(group_id=name, topics=rows) for name in names]
+    one = [groups.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
+    rows = [_topic(groups.OffsetCommitRequestTopic, one)]
+    commits = [groups.OffsetCommitRequest(group_id=name, topics=rows) for name in names]
     _fill(ask, 0, commits, lambda response: response.topics[0].partitions[0].error_code)
-    own = [offsets.OffsetCommitRequestPartition(partition_index=n, committed_offset=1) for n in range(PARTITIONS)]
+    own = [groups.OffsetCommitRequestPartition(partition_index=n, committed_offset=1) for n in range(PARTITIONS)]
     yield (
         "commit 9,999 offsets",
-        offsets.OffsetCommitRequest(group_id=GROUP, topics=[_topic(offsets.OffsetCommitRequestTopic, own)]),
+        groups.OffsetCommitRequest(group_id=GROUP, topics=[_topic(groups.OffsetCommitRequestTopic, own)]),
     )
     yield (
         "fetch all offsets",
-        offsets.OffsetFetchRequest(groups=[offsets.OffsetFetchRequestGroup(group_id=GROUP, topics=None)]),
+        groups.OffsetFetchRequest(groups=[groups.OffsetFetchRequestGroup(group_id=GROUP, topics=None)]),
     )
     yield (
         "fetch offsets of 10,000 groups",
-        offsets.OffsetFetchRequest(
-            groups=[offsets.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
+        groups.OffsetFetchRequest(
+            groups=[groups.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
         ),
     )
     yield "list 10,000 groups", groups.ListGroupsRequest()
     yield "describe 10,000 groups", groups.DescribeGroupsRequest(groups=names)
-    gone = [offsets.OffsetDeleteRequestPartition(partition_index=n) for n in range(PARTITIONS)]
+    gone = [groups.OffsetDeleteRequestPartition(partition_index=n) for n in range(PARTITIONS)]
     yield (
         "delete 9,999 offsets",
-        offsets.OffsetDeleteRequest(group_id=GROUP, topics=[_topic(offsets.OffsetDeleteRequestTopic, gone)]),
+        groups.OffsetDeleteRequest(group_id=GROUP, topics=[_topic(groups.OffsetDeleteRequestTopic, gone)]),
     )
     yield "delete 10,000 groups", groups.DeleteGroupsRequest(groups_names=names)
 
@@ -284,12 +276,12 @@ def _users(_ask: Ask) -> Iterator[Case]:
 
 def _telemetry(ask: Ask) -> Iterator[Case]:
     try:
-        (subscribed,) = ask([telemetry.GetTelemetrySubscriptionsRequest()])
+        (subscribed,) = ask([admin.GetTelemetrySubscriptionsRequest()])
     except ApiError:
         return  # the node has nothing that receives the metrics of clients, and so does not serve the API
     yield (
         "1 MB of telemetry",
-        telemetry.PushTelemetryRequest(
+        admin.PushTelemetryRequest(
             client_instance_id=subscribed.client_instance_id,
             subscription_id=subscribed.subscription_id,
             metrics=b"\x0a\x00" * 500_000,

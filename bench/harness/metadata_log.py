@@ -16,10 +16,9 @@ from typing import BinaryIO
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import Uuid
 from kalda.broker.process.disk import RealDisk
-from kalda.metadata.bootstrap import METADATA_DIR, BootstrapMetadata
-from kalda.metadata.features import default_levels
+from kalda.metadata.features import LATEST_PRODUCTION, default_levels
+from kalda.metadata.formatter import METADATA_DIR, BootstrapMetadata
 from kalda.metadata.loader import MetadataLoader
-from kalda.metadata.metadata_version import LATEST_PRODUCTION
 from kalda.protocol.messages.metadata_records import (
     BrokerEndpoint,
     ConfigRecord,
@@ -31,10 +30,8 @@ from kalda.protocol.messages.metadata_records import (
 )
 from kalda.protocol.notation import RecordBody
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.batches import decode_all, encode_batch
-from kalda.raft.snapshots import write_snapshot
-from kalda.raft.values import OffsetAndEpoch
-from kalda.raft.voters import VoterSet
+from kalda.raft.snapshots import decode_all, encode_batch, write_snapshot
+from kalda.raft.voters import OffsetAndEpoch, VoterSet
 
 GHOSTS = tuple(range(101, 113))
 """Brokers that have the replicas, and never run."""

@@ -11,18 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kalda.protocol.apis import ApiKey, request_class
-from kalda.protocol.messages import (
-    admin,
-    configs,
-    fetch,
-    groups,
-    metadata,
-    offsets,
-    produce,
-    security,
-    topics,
-    transactions,
-)
+from kalda.protocol.messages import admin, groups, metadata, partitions, security, topics, transactions
 from kalda.protocol.notation import Request, Struct
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
 
@@ -39,20 +28,22 @@ def _named(cls: Any, partitions: list[Any], **values: Any) -> Any:
 
 
 def _produce(count: int) -> Request:
-    data = [produce.PartitionProduceData(index=index) for index in range(count)]
-    return produce.ProduceRequest(acks=1, timeout_ms=1000, topic_data=[_named(produce.TopicProduceData, data)])
+    data = [partitions.PartitionProduceData(index=index) for index in range(count)]
+    return partitions.ProduceRequest(acks=1, timeout_ms=1000, topic_data=[_named(partitions.TopicProduceData, data)])
 
 
 def _fetch(count: int) -> Request:
-    asked = [fetch.FetchRequestFetchPartition(partition=index, partition_max_bytes=1000) for index in range(count)]
-    return fetch.FetchRequest(
-        max_wait_ms=0, max_bytes=1000, topics=[_named(fetch.FetchRequestFetchTopic, asked)], session_epoch=-1
+    asked = [partitions.FetchRequestFetchPartition(partition=index, partition_max_bytes=1000) for index in range(count)]
+    return partitions.FetchRequest(
+        max_wait_ms=0, max_bytes=1000, topics=[_named(partitions.FetchRequestFetchTopic, asked)], session_epoch=-1
     )
 
 
 def _list_offsets(count: int) -> Request:
-    asked = [fetch.ListOffsetsPartition(partition_index=index % PARTITIONS, timestamp=-1) for index in range(count)]
-    return fetch.ListOffsetsRequest(topics=[_named(fetch.ListOffsetsTopic, asked)])
+    asked = [
+        partitions.ListOffsetsPartition(partition_index=index % PARTITIONS, timestamp=-1) for index in range(count)
+    ]
+    return partitions.ListOffsetsRequest(topics=[_named(partitions.ListOffsetsTopic, asked)])
 
 
 def _create_acls(count: int) -> Request:
@@ -80,28 +71,30 @@ def _delete_acls(count: int) -> Request:
 
 
 def _epochs(count: int) -> Request:
-    asked = [fetch.OffsetForLeaderPartition(partition=index % PARTITIONS, leader_epoch=0) for index in range(count)]
-    return fetch.OffsetForLeaderEpochRequest(topics=[_named(fetch.OffsetForLeaderTopic, asked)])
+    asked = [
+        partitions.OffsetForLeaderPartition(partition=index % PARTITIONS, leader_epoch=0) for index in range(count)
+    ]
+    return partitions.OffsetForLeaderEpochRequest(topics=[_named(partitions.OffsetForLeaderTopic, asked)])
 
 
 def _delete_records(count: int) -> Request:
-    asked = [fetch.DeleteRecordsPartition(partition_index=index % PARTITIONS, offset=0) for index in range(count)]
-    return fetch.DeleteRecordsRequest(topics=[_named(fetch.DeleteRecordsTopic, asked)], timeout_ms=1000)
+    asked = [partitions.DeleteRecordsPartition(partition_index=index % PARTITIONS, offset=0) for index in range(count)]
+    return partitions.DeleteRecordsRequest(topics=[_named(partitions.DeleteRecordsTopic, asked)], timeout_ms=1000)
 
 
 def _commit(count: int) -> Request:
-    asked = [offsets.OffsetCommitRequestPartition(partition_index=index, committed_offset=1) for index in range(count)]
-    return offsets.OffsetCommitRequest(group_id="g", topics=[_named(offsets.OffsetCommitRequestTopic, asked)])
+    asked = [groups.OffsetCommitRequestPartition(partition_index=index, committed_offset=1) for index in range(count)]
+    return groups.OffsetCommitRequest(group_id="g", topics=[_named(groups.OffsetCommitRequestTopic, asked)])
 
 
 def _offset_fetch(count: int) -> Request:
-    asked = offsets.OffsetFetchRequestTopics(name=TOPIC, partition_indexes=list(range(count)))
-    return offsets.OffsetFetchRequest(groups=[offsets.OffsetFetchRequestGroup(group_id="g", topics=[asked])])
+    asked = groups.OffsetFetchRequestTopics(name=TOPIC, partition_indexes=list(range(count)))
+    return groups.OffsetFetchRequest(groups=[groups.OffsetFetchRequestGroup(group_id="g", topics=[asked])])
 
 
 def _offset_delete(count: int) -> Request:
-    asked = [offsets.OffsetDeleteRequestPartition(partition_index=index) for index in range(count)]
-    return offsets.OffsetDeleteRequest(group_id="g", topics=[_named(offsets.OffsetDeleteRequestTopic, asked)])
+    asked = [groups.OffsetDeleteRequestPartition(partition_index=index) for index in range(count)]
+    return groups.OffsetDeleteRequest(group_id="g", topics=[_named(groups.OffsetDeleteRequestTopic, asked)])
 
 
 def _transaction(count: int) -> Request:
@@ -184,38 +177,34 @@ def _reassign(count: int) -> Request:
 def _describe_configs(count: int) -> Request:
     """A tenth of them exist, one behind the other, and their configs are described with synonyms and documentation."""
     asked = [
-        configs.DescribeConfigsResource(resource_type=2, resource_name=TOPIC if n < count // 10 else f"missing-{n}")
+        admin.DescribeConfigsResource(resource_type=2, resource_name=TOPIC if n < count // 10 else f"missing-{n}")
         for n in range(count)
     ]
-    return configs.DescribeConfigsRequest(resources=asked, include_synonyms=True, include_documentation=True)
+    return admin.DescribeConfigsRequest(resources=asked, include_synonyms=True, include_documentation=True)
 
 
 def _incremental_alter_configs(count: int) -> Request:
     """A tenth of them are the broker itself, whose configs it checks before it forwards them."""
-    own = configs.IncrementalAlterConfigsRequestAlterableConfig(
-        name="log.cleaner.threads", config_operation=0, value="1"
-    )
-    change = configs.IncrementalAlterConfigsRequestAlterableConfig(
-        name="retention.ms", config_operation=0, value="1000"
-    )
+    own = admin.IncrementalAlterConfigsRequestAlterableConfig(name="log.cleaner.threads", config_operation=0, value="1")
+    change = admin.IncrementalAlterConfigsRequestAlterableConfig(name="retention.ms", config_operation=0, value="1000")
     asked = [
-        configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+        admin.IncrementalAlterConfigsRequestAlterConfigsResource(
             resource_type=2 if n % 10 else 4,
             resource_name=f"missing-{n}" if n % 10 else "1",
             configs=[change if n % 10 else own],
         )
         for n in range(count)
     ]
-    return configs.IncrementalAlterConfigsRequest(resources=asked, validate_only=True)
+    return admin.IncrementalAlterConfigsRequest(resources=asked, validate_only=True)
 
 
 def _alter_configs(count: int) -> Request:
-    change = configs.AlterConfigsRequestAlterableConfig(name="retention.ms", value="1000")
+    change = admin.AlterConfigsRequestAlterableConfig(name="retention.ms", value="1000")
     asked = [
-        configs.AlterConfigsRequestAlterConfigsResource(resource_type=2, resource_name=f"missing-{n}", configs=[change])
+        admin.AlterConfigsRequestAlterConfigsResource(resource_type=2, resource_name=f"missing-{n}", configs=[change])
         for n in range(count)
     ]
-    return configs.AlterConfigsRequest(resources=asked, validate_only=True)
+    return admin.AlterConfigsRequest(resources=asked, validate_only=True)
 
 
 def _client_quotas(count: int) -> Request:

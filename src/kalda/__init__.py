@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from kalda.clientcore.producing.transaction_manager import PreparedTxnState
     from kalda.protocol.kinds import ElectionType, UpgradeType
-    from kalda.protocol.messages.fetch import OffsetSpec
+    from kalda.protocol.messages.partitions import OffsetSpec
     from kalda.records.consuming import Record
 
 __version__ = "0.1.0"
@@ -295,7 +295,7 @@ _NAMES = {
         "ElectionType",
         "UpgradeType",
     ),
-    "kalda.protocol.messages.fetch": ("OffsetSpec",),
+    "kalda.protocol.messages.partitions": ("OffsetSpec",),
     "kalda.records.consuming": ("Record",),
 }
 """The clients, and the values and errors that they take, return and raise, by the modules that define them."""

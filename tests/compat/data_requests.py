@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,
     FetchRequestForgottenTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 

@@ -24,7 +24,7 @@ from harness.blocking import BlockingConnection
 import kalda
 from kalda.cli.storage import storage
 from kalda.network.free_ports import free_ports
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kalda.protocol.messages.partitions import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 SERVES = r"node \d+ of cluster \S+ serves"

@@ -14,7 +14,7 @@ from mixed_requests import TIMEOUT_MS, elect_preferred
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kalda.coordinator.internal_topics import coordinator_partition
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kalda.protocol.messages.partitions import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from waiting import wait_until
 
 TOPIC = "orders"

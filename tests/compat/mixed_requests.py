@@ -10,14 +10,14 @@ from mixed_nodes import MixedCluster, MixedNode
 
 from kalda.base.errors import ErrorCode
 from kalda.coordinator.internal_topics import coordinator_partition
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
 )
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kalda.protocol.messages.partitions import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
     CreatableReplicaAssignment,

@@ -18,9 +18,13 @@ from harness.blocking import BlockingConnection
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.protocol.apis import API
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import PartitionProduceResponse
+from kalda.protocol.messages.partitions import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    PartitionProduceResponse,
+)
 from kalda.protocol.messages.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,

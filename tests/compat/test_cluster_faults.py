@@ -12,7 +12,7 @@ from watched_clients import PARTITIONS, QUICK_TO_ASK, TOPIC, Writer, check, quor
 
 from kalda.base.errors import ErrorCode
 from kalda.protocol.messages.metadata import MetadataRequest
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from waiting import wait_until
 

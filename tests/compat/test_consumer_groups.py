@@ -13,7 +13,7 @@ from consuming_members import Members
 from lone_node import LoneNode
 
 import kalda
-from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
+from kalda.protocol.messages.groups import ConsumerGroupDescribeRequest
 from waiting import wait_until
 
 pytestmark = pytest.mark.compat

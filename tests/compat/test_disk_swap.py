@@ -26,14 +26,12 @@ from kalda.protocol.messages.admin import (
     AlterClientQuotasRequestEntityData,
     AlterClientQuotasRequestEntryData,
     DescribeClientQuotasRequest,
-    OpData,
-)
-from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
+    OpData,
 )
 from kalda.protocol.messages.security import (
     AlterUserScramCredentialsRequest,

@@ -17,9 +17,15 @@ from harness.blocking import BlockingConnection
 from lone_node import LoneNode
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import MetadataRequest
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch, read_records

@@ -22,9 +22,15 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 from kalda.protocol.codec import encode
 from kalda.protocol.framing import encode_request
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kalda.protocol.notation import Request
 from kalda.records.batch import write_crc

@@ -17,7 +17,7 @@ from kalda.base.ids import TopicPartition
 from kalda.client.admin.configs import Alteration, ConfigResource
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.producing.producer_errors import FatalTransactionError
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 
 pytestmark = pytest.mark.compat
 

@@ -20,7 +20,7 @@ from watched_clients import PARTITIONS, TOPIC, Writer
 
 import kalda
 from kalda.base.ids import SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
-from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
+from kalda.protocol.messages.groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.share import ShareGroupDescribeRequest
 from kalda.protocol.messages.streams import StreamsGroupDescribeRequest
 from waiting import wait_until

@@ -19,7 +19,7 @@ import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.topics import NewTopic
 from kalda.network.free_ports import free_ports
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 
 pytestmark = pytest.mark.compat
 VERSIONS = ("2.8.2", "3.9.1")

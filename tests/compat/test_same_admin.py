@@ -10,7 +10,7 @@ from same_answers import Asker, topic
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     AlterConfigsRequest,
     AlterConfigsRequestAlterableConfig,
     AlterConfigsRequestAlterConfigsResource,
@@ -29,18 +29,6 @@ from kalda.protocol.messages.groups import (
     JoinGroupRequestProtocol,
     LeaveGroupRequest,
     MemberIdentity,
-    SyncGroupRequest,
-    SyncGroupRequestAssignment,
-)
-from kalda.protocol.messages.metadata import (
-    DescribeClusterRequest,
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsRequestCursor,
-    DescribeTopicPartitionsRequestTopicRequest,
-    MetadataRequest,
-    MetadataRequestTopic,
-)
-from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -51,6 +39,16 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from kalda.protocol.messages.metadata import (
+    DescribeClusterRequest,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsRequestCursor,
+    DescribeTopicPartitionsRequestTopicRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
 )
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,

@@ -22,8 +22,8 @@ from kalda.protocol.messages.admin import (
     OpData,
     UpdateFeaturesRequest,
 )
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from kalda.protocol.messages.partitions import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,

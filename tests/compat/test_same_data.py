@@ -12,7 +12,8 @@ from harness.blocking import BlockingConnection
 from same_answers import Asker
 
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.metadata import ApiVersionsRequest
+from kalda.protocol.messages.partitions import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
@@ -24,7 +25,6 @@ from kalda.protocol.messages.fetch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,

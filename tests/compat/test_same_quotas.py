@@ -19,8 +19,14 @@ from kalda.protocol.messages.admin import (
     AlterClientQuotasRequestEntryData,
     OpData,
 )
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch

@@ -20,7 +20,7 @@ from same_answers import Asker, compare
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,

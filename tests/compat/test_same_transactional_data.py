@@ -13,13 +13,13 @@ from same_answers import Asker
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.coordinator.internal_topics import coordinator_partition
-from kalda.protocol.messages.fetch import FetchRequest, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from kalda.protocol.messages.groups import FindCoordinatorRequest
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
+    FindCoordinatorRequest,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
+from kalda.protocol.messages.partitions import FetchRequest, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

@@ -10,7 +10,7 @@ import pytest
 from same_answers import Asker
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
+from kalda.protocol.messages.admin import DescribeConfigsRequest, DescribeConfigsResource
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,

@@ -26,7 +26,7 @@ import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.security.certificates import Authority
-from kalda.security.jwt import unsecured_token
+from kalda.security.oauthbearer import unsecured_token
 from kalda.testing import Cluster
 from waiting import wait_until
 

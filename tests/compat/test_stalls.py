@@ -18,7 +18,6 @@ from lone_node import LoneNode
 from kalda.base.errors import ErrorCode
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.groups import (
     FindCoordinatorRequest,
     HeartbeatRequest,
@@ -27,7 +26,14 @@ from kalda.protocol.messages.groups import (
     SyncGroupRequest,
 )
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,

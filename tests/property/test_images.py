@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalda.base.ids import Uuid
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage, Provenance
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage, Provenance
 from kalda.protocol.messages import metadata_records as r
 from kalda.protocol.notation import RecordBody
 from kalda.protocol.record_framing import decode_metadata_record, encode_metadata_record

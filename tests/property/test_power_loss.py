@@ -21,9 +21,9 @@ from power_world import IN_FLIGHT, TOPIC_ID, TP, Producer, Threads
 from kalda.base.errors import ApiError
 from kalda.protocol.messages.metadata_records import NoOpRecord
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.batches import encode_batch
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.quorum_state import ElectionState
+from kalda.raft.snapshots import encode_batch
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition

@@ -18,9 +18,8 @@ from kalda.protocol import codec, decoder, framing, record_framing
 from kalda.protocol.apis import API
 from kalda.protocol.decoder import MAX_ELEMENTS, MAX_TAGGED_FIELDS
 from kalda.protocol.messages.admin import AlterClientQuotasRequest
-from kalda.protocol.messages.fetch import FetchRequest
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
-from kalda.protocol.messages.produce import ProduceRequest
+from kalda.protocol.messages.partitions import FetchRequest, ProduceRequest
 from kalda.protocol.messages.share import ShareFetchRequest
 from kalda.protocol.notation import Message
 from kalda.protocol.schema import supported_versions

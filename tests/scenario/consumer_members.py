@@ -8,7 +8,7 @@ from groups_world import Answer, Context, World
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,

@@ -21,10 +21,9 @@ from kalda.base.scheduling import Pending
 from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.quorum_controller import QuorumController
-from kalda.metadata.bootstrap import BootstrapMetadata
-from kalda.metadata.features import VersionRange, default_levels, supported_ranges
-from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
-from kalda.protocol.caller import Caller
+from kalda.metadata.features import LATEST_PRODUCTION, MetadataVersion, VersionRange, default_levels, supported_ranges
+from kalda.metadata.formatter import BootstrapMetadata
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
     AlterPartitionRequestBrokerState,

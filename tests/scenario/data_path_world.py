@@ -13,15 +13,13 @@ from by_hand import HandJobs, HandTime
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,
     FetchRequestForgottenTopic,
     FetchResponse,
     FetchResponsePartitionData,
-)
-from kalda.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,

@@ -42,16 +42,14 @@ from kalda.protocol.messages.groups import (
     ListGroupsRequest,
     ListGroupsResponse,
     MemberIdentity,
-    SyncGroupRequest,
-    SyncGroupRequestAssignment,
-)
-from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
 )
 from kalda.protocol.messages.transactions import (
     TxnOffsetCommitRequest,

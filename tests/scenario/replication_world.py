@@ -24,7 +24,7 @@ from kalda.protocol.messages.brokers import (
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
 )
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchResponse,
     ListOffsetsPartitionResponse,

@@ -14,8 +14,7 @@ from kalda.base.share_states import SharePartitionKey
 from kalda.coordinator.share.records import ShareRecord, decode_record
 from kalda.coordinator.share.shard import ShareCoordinatorConfig, ShareState
 from kalda.coordinator.share.share_coordinator import ShareCoordinator
-from kalda.protocol.messages.share_records import ShareSnapshotValue
-from kalda.protocol.messages.share_state import (
+from kalda.protocol.messages.share import (
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateRequestPartitionData,
     DeleteStateData,
@@ -33,6 +32,7 @@ from kalda.protocol.messages.share_state import (
     WriteShareGroupStateRequestStateBatch,
     WriteStateData,
 )
+from kalda.protocol.messages.share_records import ShareSnapshotValue
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 

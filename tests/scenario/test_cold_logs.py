@@ -15,15 +15,17 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Pending
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.requests.context import Encoded, RequestContext
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchableTopicResponse,
     FetchResponse,
     FetchResponsePartitionData,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher

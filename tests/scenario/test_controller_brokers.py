@@ -7,8 +7,7 @@ from controller_world import CLUSTER_ID, World, directories_of
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
-from kalda.metadata.features import VersionRange, supported_ranges
-from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.features import MetadataVersion, VersionRange, supported_ranges
 from kalda.protocol.messages.brokers import AllocateProducerIdsRequest, BrokerHeartbeatRequest, UnregisterBrokerRequest
 from kalda.protocol.messages.metadata_records import (
     BrokerRegistrationChangeRecord,

@@ -6,9 +6,9 @@ import pytest
 from controller_world import World, creatable, state
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.metadata.bootstrap import BootstrapMetadata
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.protocol.caller import Caller
+from kalda.metadata.features import MetadataVersion
+from kalda.metadata.formatter import BootstrapMetadata
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
 from kalda.protocol.messages.metadata_records import (
     AbortTransactionRecord,

@@ -13,7 +13,7 @@ from controller_world import World, creatable, state
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller import broker_changes as departures_module
 from kalda.controller.probes import Probe
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
 from kalda.protocol.messages.metadata_records import NoOpRecord, PartitionChangeRecord, PartitionRecord, TopicRecord
 from kalda.protocol.messages.topics import CreateTopicsRequest, ListPartitionReassignmentsRequest

@@ -22,12 +22,11 @@ from kalda.base.ids import Uuid, uuid_from_text
 from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.quorum_controller import QuorumController
-from kalda.metadata.bootstrap import BootstrapMetadata
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage, Provenance
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages import admin, brokers, configs, topics
+from kalda.metadata.features import MetadataVersion
+from kalda.metadata.formatter import BootstrapMetadata
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage, Provenance
+from kalda.protocol.access import Caller
+from kalda.protocol.messages import admin, brokers, topics
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.record_framing import VersionedRecord, encode_metadata_record
 
@@ -287,15 +286,15 @@ def delete_topic(node: str, offset: int) -> Action:
 
 
 def alter_configs(kind: int, name: str, *ops: tuple[str, int, str | None]) -> Action:
-    resource = configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+    resource = admin.IncrementalAlterConfigsRequestAlterConfigsResource(
         resource_type=kind,
         resource_name=name,
         configs=[
-            configs.IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=op, value=value)
+            admin.IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=op, value=value)
             for key, op, value in ops
         ],
     )
-    request = configs.IncrementalAlterConfigsRequest(resources=[resource])
+    request = admin.IncrementalAlterConfigsRequest(resources=[resource])
     return lambda controller: controller.handle_incremental_alter_configs(request, CALLER, NOW_MS)
 
 

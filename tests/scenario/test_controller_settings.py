@@ -11,10 +11,9 @@ from controller_world import Rights, World, result
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.features import KraftVersionControl
-from kalda.metadata.features import VersionRange, supported_ranges
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages import admin, configs, security
+from kalda.metadata.features import MetadataVersion, VersionRange, supported_ranges
+from kalda.protocol.access import Caller
+from kalda.protocol.messages import admin, security
 from kalda.protocol.messages.brokers import (
     ControllerRegistrationRequest,
     ControllerRegistrationRequestFeature,
@@ -40,15 +39,15 @@ FORWARDED = Caller(forwarded_by="User:broker")
 def alter(
     world: World, kind: int, name: str, *ops: tuple[str, int, str | None], validate_only: bool = False, **fields: Any
 ) -> tuple[ErrorCode, str | None]:
-    resource = configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+    resource = admin.IncrementalAlterConfigsRequestAlterConfigsResource(
         resource_type=kind,
         resource_name=name,
         configs=[
-            configs.IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=op, value=value)
+            admin.IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=op, value=value)
             for key, op, value in ops
         ],
     )
-    request = configs.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+    request = admin.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
     return result(world.request("incremental_alter_configs", request, **fields).responses[0])
 
 
@@ -106,20 +105,20 @@ def test_alterations_that_are_refused(
 
 
 def test_a_resource_that_a_request_has_twice_is_not_altered(world: World) -> None:
-    resource = configs.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t")
-    request = configs.AlterConfigsRequest(resources=[resource, resource])
+    resource = admin.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t")
+    request = admin.AlterConfigsRequest(resources=[resource, resource])
     answer = world.request("alter_configs", request).responses
     assert [result(one) for one in answer] == [(ErrorCode.INVALID_REQUEST, "Duplicate resource.")]
 
 
 def test_the_legacy_request_deletes_all_other_keys(world: World) -> None:
     alter(world, TOPIC, "t", ("retention.ms", SET, "5"), ("segment.ms", SET, "6"))
-    config = configs.AlterConfigsRequestAlterableConfig(name="segment.ms", value="7")
-    resource = configs.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t", configs=[config])
-    world.request("alter_configs", configs.AlterConfigsRequest(resources=[resource]))
+    config = admin.AlterConfigsRequestAlterableConfig(name="segment.ms", value="7")
+    resource = admin.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t", configs=[config])
+    world.request("alter_configs", admin.AlterConfigsRequest(resources=[resource]))
     assert values(world, TOPIC, "t") == {"segment.ms": "7"}
     config.value = None
-    answer = world.request("alter_configs", configs.AlterConfigsRequest(resources=[resource])).responses[0]
+    answer = world.request("alter_configs", admin.AlterConfigsRequest(resources=[resource])).responses[0]
     assert answer.error_code == ErrorCode.NONE
     assert values(world, TOPIC, "t") == {}
 

@@ -9,7 +9,7 @@ from controller_world import Rights, World, creatable, directories_of, result
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages import topics as t
 from kalda.protocol.messages.brokers import AlterPartitionRequestBrokerState
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, PartitionRecord, TopicRecord

@@ -11,9 +11,15 @@ from data_path_world import World
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.broker.handlers.data import DataHandlers
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.access import Caller
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 
 
 class Decides:

@@ -12,7 +12,7 @@ from data_path_world import SELF, Assigned, World, answers_of, offsets
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from groups_world import Answer, Client, Context, World, describe, list_groups, settle
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.groups import DeleteGroupsRequest
-from kalda.protocol.messages.offsets import OffsetFetchRequest, OffsetFetchRequestGroup
+from kalda.protocol.messages.groups import DeleteGroupsRequest, OffsetFetchRequest, OffsetFetchRequestGroup
 
 
 def delete(world: World, *groups: str) -> list[str]:

@@ -12,8 +12,8 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.coordinator.groups.offsets import Offsets
 from kalda.coordinator.runtime import LoadState
-from kalda.protocol.messages.groups import DeleteGroupsRequest
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
+    DeleteGroupsRequest,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,

@@ -12,7 +12,7 @@ from data_path_world import SELF, Assigned, World
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.broker.requests.context import Encoded
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import HEADER_SIZE, read_header
 from kalda.records.builder import build_batch, read_records, seal
 from kalda.records.compression import Compression

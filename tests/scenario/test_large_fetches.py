@@ -13,7 +13,7 @@ from kalda.base.disk import FileSlice
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.scheduling import Pending
-from kalda.protocol.messages.fetch import FetchResponse
+from kalda.protocol.messages.partitions import FetchResponse
 from kalda.replication import partition_reads
 from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchEntry

@@ -11,7 +11,7 @@ from data_path_world import Assigned, World
 from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.broker.handlers.offsets import OffsetHandlers
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic, OffsetSpec
+from kalda.protocol.messages.partitions import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic, OffsetSpec
 
 FOLLOWED = Assigned(2, 5, (1, 2), (1, 2))
 

@@ -15,7 +15,7 @@ from kalda.base.errors import ErrorCode
 from kalda.network.client.security import ClientSecurity
 from kalda.network.named_files import read_named_file
 from kalda.network.tls import contexts as tls_contexts
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,

@@ -32,7 +32,7 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import ConfigResource
 from kalda.network.client.security import ClientSecurity
 from kalda.network.server.server import SOCKET_SERVER
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
@@ -46,7 +46,7 @@ from kalda.protocol.messages.security import (
 )
 from kalda.security.certificates import Authority, Issued
 from kalda.security.jaas import OAUTHBEARER_MODULE, SCRAM_MODULE
-from kalda.security.jwt import unsecured_token
+from kalda.security.oauthbearer import unsecured_token
 from kalda.security.scram import MECHANISMS, salted_password
 from kalda.testing import Cluster
 from waiting import wait_until

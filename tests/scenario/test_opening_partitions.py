@@ -18,7 +18,7 @@ from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.replicas.opening import MAX_WAIT_MS, MAX_WAITING, OpeningPartitions
 from kalda.broker.requests.context import Encoded, RequestContext
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,
@@ -26,8 +26,10 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsRequest,
     ListOffsetsTopic,
     OffsetSpec,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.replication import partition_reads
 

@@ -11,7 +11,7 @@ from data_path_world import SELF, Assigned, World
 from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kalda.raft import leader, replication
+from kalda.raft import replication, roles
 from kalda.raft.replica import Replica
-from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.voters import OffsetAndEpoch
 from kalda.sim.quorum import SimQuorum, recover, storm
 
 SEEDS = range(40)
@@ -30,11 +30,11 @@ def test_votes_for_logs_that_lack_records(monkeypatch: Patch) -> None:
 
 
 def test_commits_before_a_majority_has_the_record(monkeypatch: Patch) -> None:
-    def highest_offset(self: leader.LeaderRole) -> int | None:
+    def highest_offset(self: roles.LeaderRole) -> int | None:
         offset = max((progress.end_offset for progress in self.voters.values()), default=0)
         return offset if offset > max(self.epoch_start_offset, self.high_watermark or 0) else None
 
-    monkeypatch.setattr(leader.LeaderRole, "committed_offset", highest_offset)
+    monkeypatch.setattr(roles.LeaderRole, "committed_offset", highest_offset)
     assert breaks_a_promise(storm)
 
 

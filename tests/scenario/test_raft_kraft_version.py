@@ -8,7 +8,7 @@ from kalda.base.errors import ErrorCode
 from kalda.raft import events as ev
 from kalda.raft import reconfiguration, rpc
 from kalda.raft.machine import RaftMachine
-from kalda.raft.values import ReplicaKey
+from kalda.raft.voters import ReplicaKey
 from kalda.sim.quorum import CLUSTER, QuorumNode, endpoint_of, key_of
 
 

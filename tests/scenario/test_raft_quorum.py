@@ -7,9 +7,8 @@ from stepped_quorum import SteppedQuorum
 
 from kalda.base.errors import ErrorCode
 from kalda.raft import rpc
-from kalda.raft.leader import LeaderRole
-from kalda.raft.roles import Follower
-from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.roles import Follower, LeaderRole
+from kalda.raft.voters import OffsetAndEpoch
 from kalda.sim.quorum import CLUSTER, endpoint_of, key_of
 
 NOTHING = OffsetAndEpoch(0, 0)

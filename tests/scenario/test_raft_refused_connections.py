@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stepped_quorum import SteppedQuorum
 
-from kalda.raft.values import RaftConfig
+from kalda.raft.voters import RaftConfig
 from kalda.sim.quorum import CLUSTER, key_of, recover, storm
 
 FETCH_TIMEOUT_MS = RaftConfig(key_of(1), CLUSTER).fetch_timeout_ms

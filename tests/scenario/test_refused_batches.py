@@ -9,7 +9,7 @@ from data_path_world import SELF, Assigned, World
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import MAX_INT32
 from kalda.records.builder import build_batch
 from kalda.replication import produce, replica_manager

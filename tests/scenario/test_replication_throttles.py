@@ -14,8 +14,7 @@ from kalda.broker.handlers.data import (
     LEADER_REPLICAS,
     ReplicationThrottles,
 )
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, Provenance
+from kalda.metadata.image import EMPTY, MetadataDelta, Provenance
 from kalda.metadata.publisher import Manifest
 from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.quota.replication_quotas import ALL, ReplicationQuota, throttled_partitions

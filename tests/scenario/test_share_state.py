@@ -21,7 +21,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.coordinator.share import shard
-from kalda.protocol.messages.share_state import (
+from kalda.protocol.messages.share import (
     ReadShareGroupStateRequest,
     ReadStateData,
     WriteShareGroupStateRequest,

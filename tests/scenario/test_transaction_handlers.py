@@ -15,8 +15,8 @@ from kalda.base.scheduling import Pending
 from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.protocol.access import Caller
 from kalda.protocol.apis import API, ApiKey
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,

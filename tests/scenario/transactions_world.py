@@ -18,7 +18,7 @@ from kalda.coordinator.transactions.markers import NO_LEADER, Completion, Marker
 from kalda.coordinator.transactions.metadata import TransactionMetadata
 from kalda.coordinator.transactions.shard import TransactionShard
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.transactions import (
     EndTxnRequest,
     InitProducerIdRequest,

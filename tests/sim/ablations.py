@@ -22,7 +22,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.consuming.consumer_errors import LogTruncated
-from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import PartitionRegistration
 from kalda.sim import controllers, faults
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin, SimConsumer, SimProducer
@@ -452,7 +452,7 @@ def _vote_again(switch: Switch) -> None:
 
 
 def _vote_for_any_log(switch: Switch) -> None:
-    from kalda.raft.values import OffsetAndEpoch
+    from kalda.raft.voters import OffsetAndEpoch
 
     switch.set(OffsetAndEpoch, "is_up_to_date", lambda self, other: True)
 
@@ -514,7 +514,7 @@ def _read_any_epoch(switch: Switch) -> None:
 def _truncate_what_is_committed(switch: Switch) -> None:
     from kalda.raft import replication
     from kalda.raft.replica import Replica
-    from kalda.raft.values import OffsetAndEpoch
+    from kalda.raft.voters import OffsetAndEpoch
 
     checked = replication._truncate
 

@@ -21,13 +21,15 @@ from kalda.protocol.messages.admin import (
     AlterClientQuotasRequestEntryData,
     OpData,
 )
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,
     FetchResponse,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.quota.client_quotas import ClientQuotas
 from kalda.records.builder import build_batch
 from kalda.sim.client import SimClient

@@ -20,7 +20,7 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import ConfigResource
 from kalda.client.producer.producer import Producer
 from kalda.clientcore.administration import ANY, Ask, single
-from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
+from kalda.protocol.messages.admin import GetTelemetrySubscriptionsRequest
 from kalda.records.compression import Compression
 from kalda.spark.client_metrics import client_metrics
 from kalda.spark.partitions import LEAST_TASKS

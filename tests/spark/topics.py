@@ -11,7 +11,7 @@ from kalda import Admin, Producer
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.administration import ANY, Ask, single
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.testing import Cluster
 

@@ -30,10 +30,8 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending, Timer, Timers
 from kalda.metadata.cluster import BrokerRegistration
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage
-from kalda.metadata.partition import PartitionRegistration
-from kalda.metadata.topics import TopicImage
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage
+from kalda.metadata.topics import PartitionRegistration, TopicImage
 from kalda.network.server.connection import Buffer
 from kalda.protocol.messages.metadata import MetadataResponseBroker, MetadataResponsePartition
 

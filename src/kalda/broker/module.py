@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from kalda.metadata.image import MetadataImage
     from kalda.network.client.client import Reach
     from kalda.network.server.server import Server
+    from kalda.protocol.access import Authorizer
     from kalda.protocol.apis import ApiKey
-    from kalda.protocol.caller import Authorizer
     from kalda.storage.dirs.log_manager import LogManager
 
 

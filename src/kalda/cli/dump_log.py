@@ -186,7 +186,7 @@ def _meaning(path: str, decode: str) -> Meaning | None:
 
 def _read_metadata(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
-    from kalda.protocol.plain import plain_fields
+    from kalda.protocol.codec import plain_fields
     from kalda.protocol.record_framing import decode_metadata_record
 
     if record.value is None:
@@ -215,8 +215,8 @@ def _secret_fields(record: object) -> tuple[str, ...]:
 def _read_coordinator(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
     from kalda.coordinator.transactions.metadata import TransactionState
+    from kalda.protocol.codec import plain_fields
     from kalda.protocol.messages.transaction_records import TransactionLogValue
-    from kalda.protocol.plain import plain_fields
     from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value
 
     if record.key is None:

@@ -55,7 +55,7 @@ def describe_command(admin: CommandAdmin) -> None:
 def _level(feature: str, level: int) -> str:
     """The level's number; for metadata.version, with the release's name."""
     if feature == METADATA_VERSION and level:
-        from kalda.metadata.metadata_version import from_level
+        from kalda.metadata.features import from_level
 
         try:
             return f"{level} ({from_level(level)})"

@@ -53,7 +53,7 @@ class PartitionLag:
 
 def sample(admin: CommandAdmin, group: Group) -> Sample:
     """The offsets of all partitions that the group has committed or that its members own, and that have a leader."""
-    from kalda.protocol.messages.fetch import OffsetSpec
+    from kalda.protocol.messages.partitions import OffsetSpec
 
     committed = {p: at.offset for p, at in admin.list_group_offsets(group.group_id).check().succeeded.items()}
     wanted = {*committed, *(partition for member in group.members for partition in member.partitions)}

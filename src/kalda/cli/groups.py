@@ -222,7 +222,7 @@ def _share_lag_rows(admin: CommandAdmin, group: Group) -> list[tuple[object, ...
 
 
 def _ends(admin: CommandAdmin, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
-    from kalda.protocol.messages.fetch import OffsetSpec
+    from kalda.protocol.messages.partitions import OffsetSpec
 
     return admin.offsets_at(with_leader(admin, partitions), OffsetSpec.LATEST)
 
@@ -390,7 +390,7 @@ def _new_offsets(
     value: object,
 ) -> dict[TopicPartition, int]:
     """The new offset of each partition, within its log. `how` is the option's name, `value` its value."""
-    from kalda.protocol.messages.fetch import OffsetSpec
+    from kalda.protocol.messages.partitions import OffsetSpec
 
     first = admin.offsets_at(partitions, OffsetSpec.EARLIEST)
     last = admin.offsets_at(partitions, OffsetSpec.LATEST)

@@ -18,13 +18,12 @@ from kalda.cli.common.nouns import Noun
 from kalda.cli.common.os_errors import sentence
 from kalda.cli.common.output import report_option, say
 from kalda.cli.local.single_node import DEFAULT_PORT, properties_text
-from kalda.metadata.features import FEATURES, default_levels
+from kalda.metadata.features import FEATURE_NAME as METADATA_VERSION
+from kalda.metadata.features import FEATURES, LATEST_PRODUCTION, MINIMUM, default_levels, from_level
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage, parse_release_version
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
-from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
-from kalda.metadata.metadata_version import LATEST_PRODUCTION, MINIMUM, from_level
 from kalda.network.config_providers import read_properties
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 from kalda.storage.checkpoints import META_PROPERTIES_FILE
 
 _RELEASES = f"The minimum is {MINIMUM}; the default is {LATEST_PRODUCTION}."

@@ -59,8 +59,7 @@ def set_command(admin: CommandAdmin, /, name: str, mechanism: str, iterations: i
     import os
 
     from kalda.client.admin.access import ScramUpsertion
-    from kalda.metadata.scram import ScramMechanism
-    from kalda.metadata.scram_arguments import salted_password
+    from kalda.metadata.scram import ScramMechanism, salted_password
 
     salt = os.urandom(24)
     chosen = ScramMechanism(_MECHANISMS[mechanism])

@@ -26,8 +26,8 @@ from kalda.metadata.acls import (
     filter_matcher,
     host_range,
 )
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
+from kalda.metadata.features import MetadataVersion
+from kalda.protocol.access import CLUSTER_RESOURCE_NAME
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import (
     AclCreation,

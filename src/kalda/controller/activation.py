@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kalda.controller.configs import CLUSTER_DEFAULT, MIN_INSYNC_REPLICAS
-from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION
-from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
-from kalda.metadata.metadata_version import MetadataVersion, from_level
+from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, MetadataVersion, from_level
+from kalda.metadata.features import FEATURE_NAME as METADATA_VERSION
 from kalda.protocol.messages.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,

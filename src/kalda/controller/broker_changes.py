@@ -23,7 +23,7 @@ from kalda.controller.heartbeats import BrokerControlState
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
 from kalda.metadata.cluster import BrokerRegistration
-from kalda.metadata.partition import NO_LEADER
+from kalda.metadata.topics import NO_LEADER
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from kalda.protocol.messages.metadata_records import (
     BrokerRegistrationChangeRecord,

@@ -15,9 +15,9 @@ from kalda.controller.features import FeatureControl
 from kalda.controller.heartbeats import BrokerHeartbeats
 from kalda.controller.placement import UsableBroker
 from kalda.metadata.cluster import BrokerRegistration, ClusterDelta, ClusterImage, ControllerRegistration
-from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
-from kalda.metadata.metadata_version import MINIMUM
-from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.features import FEATURE_NAME as METADATA_VERSION
+from kalda.metadata.features import MINIMUM
+from kalda.metadata.topics import PartitionRegistration
 from kalda.protocol.messages.brokers import (
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,

@@ -14,8 +14,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.configs import ConfigControl, KeyOp, Outcome
 from kalda.metadata.configs import ConfigResource
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.configs import (
+from kalda.protocol.access import Caller
+from kalda.protocol.messages.admin import (
     AlterConfigsRequest,
     AlterConfigsResponse,
     AlterConfigsResponseAlterConfigsResourceResponse,

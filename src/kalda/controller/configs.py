@@ -24,7 +24,7 @@ from kalda.metadata.configs import (
     broker_resource,
     topic_resource,
 )
-from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.features import MetadataVersion
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result

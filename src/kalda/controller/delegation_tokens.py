@@ -16,9 +16,8 @@ from kalda.base.ids import UuidSource, uuid_to_text
 from kalda.base.texts import printable
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
 from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.protocol.access import CREATE_TOKENS
-from kalda.protocol.caller import Caller
+from kalda.metadata.features import MetadataVersion
+from kalda.protocol.access import CREATE_TOKENS, Caller
 from kalda.protocol.messages.metadata_records import DelegationTokenRecord, RemoveDelegationTokenRecord
 from kalda.protocol.messages.security import (
     CreateDelegationTokenRequest,

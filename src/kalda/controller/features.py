@@ -14,13 +14,15 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.metadata.features import (
     ELIGIBLE_LEADER_REPLICAS_VERSION,
     KRAFT_VERSION,
+    MINIMUM,
+    MetadataVersion,
     VersionRange,
     check_dependencies,
+    from_level,
     metadata_version_refusal,
     unsupported_reason,
 )
-from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
-from kalda.metadata.metadata_version import MINIMUM, MetadataVersion, from_level
+from kalda.metadata.features import FEATURE_NAME as METADATA_VERSION
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import FeatureUpdateKey
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord

@@ -18,8 +18,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from kalda.base.ids import Uuid
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.metadata.partition import NO_LEADER, NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
+from kalda.metadata.features import MetadataVersion
+from kalda.metadata.topics import NO_LEADER, NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord
 from kalda.protocol.record_framing import VersionedRecord
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from kalda.base.ids import Uuid
-from kalda.metadata.partition import NO_LEADER, PartitionRegistration
+from kalda.metadata.topics import NO_LEADER, PartitionRegistration
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict, TimelineSet
 
 K = TypeVar("K")

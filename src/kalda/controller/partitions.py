@@ -17,8 +17,7 @@ from kalda.controller.configs import ConfigControl
 from kalda.controller.features import FeatureControl
 from kalda.controller.partition_change import ChangeRules, Election, PartitionChange
 from kalda.controller.partition_index import PartitionIndex, TopicIdPartition
-from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
-from kalda.metadata.topics import TopicsImage
+from kalda.metadata.topics import LeaderRecoveryState, PartitionRegistration, TopicsImage
 from kalda.protocol.messages.metadata_records import (
     ClearElrRecord,
     PartitionChangeRecord,

@@ -63,11 +63,15 @@ from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.publisher import CommittedSnapshot, ReplayedBatch
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
     UpdatableFeatureResult,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
@@ -89,12 +93,6 @@ from kalda.protocol.messages.brokers import (
     UnregisterBrokerResponse,
     UnregisterControllerRequest,
     UnregisterControllerResponse,
-)
-from kalda.protocol.messages.configs import (
-    AlterConfigsRequest,
-    AlterConfigsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
 )
 from kalda.protocol.messages.security import (
     AclOperation,

@@ -17,7 +17,7 @@ from kalda.controller.configs import ConfigControl
 from kalda.controller.partition_change import Election
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
-from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import PartitionRegistration
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,

@@ -14,9 +14,9 @@ from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.scram import ScramControl
+from kalda.metadata.features import LATEST_TESTING
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.image_records import ImageWriter
-from kalda.metadata.metadata_version import LATEST_TESTING
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import ReplicatedRuntime

@@ -18,7 +18,7 @@ from kalda.controller.cluster import ClusterControl
 from kalda.controller.features import FeatureControl
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
-from kalda.metadata.partition import NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
+from kalda.metadata.topics import NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
     AlterPartitionRequestBrokerState,

@@ -9,7 +9,7 @@ import logging
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size
-from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.features import MetadataVersion
 from kalda.metadata.scram import ScramKey, ScramMechanism, StoredScramCredential
 from kalda.protocol.messages.metadata_records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
 from kalda.protocol.messages.security import (

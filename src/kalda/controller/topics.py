@@ -25,15 +25,16 @@ from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
 from kalda.metadata.configs import topic_resource
-from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import PartitionRegistration
 from kalda.protocol.access import (
     ALTER_TOPIC,
+    CLUSTER_RESOURCE_NAME,
     CREATE_TOPIC,
     DELETE_TOPIC,
     DESCRIBE_CONFIGS_OF_TOPIC,
     DESCRIBE_TOPIC,
+    Caller,
 )
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import (

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, KRAFT_VERSION, feature_names
+from kalda.metadata.features import (
+    ELIGIBLE_LEADER_REPLICAS_VERSION,
+    FEATURE_NAME,
+    KRAFT_VERSION,
+    MINIMUM,
+    MetadataVersion,
+    feature_names,
+    from_level,
+)
 from kalda.metadata.image_records import ImageWriter
-from kalda.metadata.metadata_version import FEATURE_NAME, MINIMUM, MetadataVersion, from_level
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.features import MetadataVersion
 from kalda.protocol.notation import RecordBody
 from kalda.protocol.record_framing import VersionedRecord
 

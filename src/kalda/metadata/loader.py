@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 
 from kalda.base.background import ITEMS_A_STEP
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage, Provenance
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage, Provenance
 from kalda.metadata.publisher import CommittedSnapshot, Manifest, Publisher, ReplayedBatch
 from kalda.protocol.messages.metadata_records import (
     AbortTransactionRecord,

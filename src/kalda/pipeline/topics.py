@@ -13,7 +13,7 @@ from kalda.base.ids import TopicPartition
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.configs import ConfigResource
 from kalda.pipeline.session import PipelineError
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.spark.options import OptionError, connected
 
 _NAMED: Final = 5

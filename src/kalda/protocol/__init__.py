@@ -6,20 +6,15 @@ and back. It keeps no state and depends on no socket, log or cluster. Every size
 is allocated for it: a malformed frame raises `InvalidRequest`, and takes at most a small multiple of its own size.
 
 - `notation`: `Struct`, `Request`, `Response`, `RecordBody`, `field`, `maker`, and the wire types
-- `schema`: the fields of one version of a message, derived from its declaration
-- `source`: the common part of the two generators
-- `decoder`, `encoder`: generate a message's functions for one version
-- `codec`: `encode`, `encode_buffers`, `decode`
-- `list_encoder`: a message with a very long list, whose items are bytes before the next ones are made
+- `schema`: the fields of one version of a message, and the common part of the two generators
+- `decoder`, `encoder`: generate a message's functions for one version; long lists in parts
+- `codec`: `encode`, `encode_buffers`, `decode`; messages as JSON types
 - `messages/`: every message, one file a domain
 - `apis`: the table of API keys, their versions and listeners
-- `framing`: request and response headers
-- `calls`: one request and its response: the version, the frame, decoding; what all clients share
-- `access`: which operation on which resource each API needs
+- `framing`: request and response headers; one request and its response, as all clients need them
+- `access`: who sent a request, and which operation on which resource each API needs
 - `naming`: how many things the clients and nodes of Kalda name in one request
 - `kinds`: kinds that requests have as numbers, for callers that need no messages
-- `caller`: who sent a request
 - `record_framing`: the framing of metadata records and coordinator records
-- `plain`: messages as JSON types
 - `varint`: Kafka's variable-length integers
 """

@@ -6,10 +6,12 @@ cannot express the message: an error of this program, never of a peer.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
+from kalda.base.ids import Uuid, uuid_to_text
 from kalda.protocol.decoder import Decoder, compile_decoder
 from kalda.protocol.encoder import (
     CountingEncoder,
@@ -19,7 +21,7 @@ from kalda.protocol.encoder import (
     compile_encoder,
     compile_step_encoder,
 )
-from kalda.protocol.notation import Buffer, Message
+from kalda.protocol.notation import Buffer, Message, Struct
 
 M = TypeVar("M", bound=Message)
 
@@ -77,3 +79,27 @@ def encoder(cls: type[Message], version: int) -> Encoder:
 def encode(message: Message, version: int) -> bytes:
     """The message as one `bytes`."""
     return b"".join(encode_buffers(message, version))
+
+
+# Messages as JSON types, for people and for tables.
+
+
+def plain_fields(struct: Struct) -> dict[str, object]:
+    """The fields of a message as JSON types: UUIDs in Kafka's base64 form, other bytes as text where
+    they are UTF-8, else as an object with their base64."""
+    return {name: _plain(struct, name, getattr(struct, name)) for name in type(struct).declared}
+
+
+def _plain(struct: Struct, name: str, value: object) -> object:
+    if isinstance(value, Struct):
+        return plain_fields(value)
+    if isinstance(value, list | tuple):
+        return [_plain(struct, name, inner) for inner in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        if "Uuid" in type(struct).__annotations__[name]:
+            return uuid_to_text(Uuid(bytes(value)))
+        try:
+            return bytes(value).decode("utf-8")
+        except UnicodeDecodeError:
+            return {"base64": b64encode(value).decode("ascii")}
+    return value

@@ -27,8 +27,17 @@ from typing import Any, NoReturn
 
 from kalda.base.errors import InvalidRequest
 from kalda.protocol.notation import Message, Struct, default_of
-from kalda.protocol.schema import WireField, WireStruct, is_flexible, smallest_size, wire_struct
-from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
+from kalda.protocol.schema import (
+    FORMATS,
+    MAX_STRING,
+    TABLE_SIZE,
+    Source,
+    WireField,
+    WireStruct,
+    is_flexible,
+    smallest_size,
+    wire_struct,
+)
 
 MAX_ELEMENTS = 1_000_000
 NUMBERS_PER_ELEMENT = 8

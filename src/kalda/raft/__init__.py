@@ -16,18 +16,15 @@ Imports go down only, and an import contract enforces it. From the top:
 - `reconfiguration.py`: adding, removing, updating voters (KIP-853), raising kraft.version
 - `snapshot_transfer.py`: FetchSnapshot on both sides, the installation of what was fetched
 - `replica.py`: what a replica holds, and its transitions from role to role
-- `roles.py`: the roles and the state that each one has
-- `leader.py`: the leader's: progress of replicas, high watermark, check-quorum, parked fetches
-- `events.py`, `effects.py`, `rpc.py`: what goes into the machine, what comes out, what replicas exchange
+- `roles.py`: the roles and the state that each one has; the leader's progress of replicas and high watermark
+- `events.py`, `rpc.py`: what goes into the machine and what comes out, what replicas exchange
 - `log_state.py`: the bounds of the log: epochs, ends, snapshots; whether a follower's log agrees
-- `voters.py`: voter sets and their history (KIP-853), `controller.quorum.voters`
-- `values.py`: replica keys, offsets with epochs, endpoints
+- `voters.py`: replica keys and endpoints, voter sets and their history (KIP-853), `controller.quorum.voters`
 
 Formats and files:
 
 - `metadata_log.py`: the files of `__cluster_metadata-0`: log, snapshots, `quorum-state`
 - `wire.py`: Kafka's messages to and from `rpc.py`
-- `snapshots.py`: snapshot names, writing and reading snapshot files as batches
-- `batches.py`: batches of the metadata log, encoded and decoded
 - `quorum_state.py`: the election state and its file
+- `snapshots.py`: batches of the metadata log; snapshot names, writing and reading snapshot files as batches
 """

@@ -5,10 +5,9 @@ from __future__ import annotations
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
 from kalda.raft import rpc
-from kalda.raft.leader import LeaderRole
 from kalda.raft.replica import MAX_CALLED_EPOCH, Replica
-from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
-from kalda.raft.values import MAX_EPOCH, Destination, ReplicaKey
+from kalda.raft.roles import Candidate, Follower, LeaderRole, Prospective, Resigned, Unattached
+from kalda.raft.voters import MAX_EPOCH, Destination, ReplicaKey
 
 RETRY_BACKOFF_BASE_MS = 100
 EARLY_ELECTION_STAGGER_MS = 50

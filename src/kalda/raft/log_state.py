@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch
+from kalda.raft.voters import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,13 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 
 from kalda.base.errors import ErrorCode
-from kalda.raft import effects as fx
 from kalda.raft import elections, events, reconfiguration, replication, rpc, snapshot_transfer
-from kalda.raft.leader import LeaderRole
+from kalda.raft import events as fx
 from kalda.raft.log_state import RaftLogState
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.replica import MAX_REPLIED_EPOCH, Replica
-from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
-from kalda.raft.values import RaftConfig
-from kalda.raft.voters import VoterHistory
+from kalda.raft.roles import Candidate, Follower, LeaderRole, Prospective, Resigned, Unattached
+from kalda.raft.voters import RaftConfig, VoterHistory
 
 MAX_TRANSITIONS_PER_STEP = 16
 

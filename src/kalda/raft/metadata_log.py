@@ -15,30 +15,30 @@ from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk
 from kalda.base.errors import CorruptRecord
-from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME, TopicPartition
-from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
-from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.batches import MAX_BATCH_BYTES, CommittedBatch, decode_all, iter_whole
-from kalda.raft.log_state import RaftLogState
-from kalda.raft.quorum_state import (
-    FILE_NAME,
-    MAX_FILE_BYTES,
-    ElectionState,
-    decode_quorum_state,
-    encode_quorum_state,
+from kalda.base.ids import (
+    METADATA_TOPIC_ID,
+    METADATA_TOPIC_NAME,
+    TopicPartition,
 )
+from kalda.protocol.messages.log_records import KRaftVersionRecord, VotersRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.log_state import RaftLogState
+from kalda.raft.quorum_state import FILE_NAME, MAX_FILE_BYTES, ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.rpc import Control
 from kalda.raft.snapshots import (
+    MAX_BATCH_BYTES,
     PARTIAL_SUFFIX,
     SUFFIX,
+    CommittedBatch,
     SnapshotReader,
+    decode_all,
+    iter_whole,
     parse_snapshot_name,
     publish_snapshot,
     snapshot_name,
     write_snapshot,
 )
-from kalda.raft.values import OffsetAndEpoch
-from kalda.raft.voters import VoterHistory, VoterSet
+from kalda.raft.voters import OffsetAndEpoch, VoterHistory, VoterSet
 from kalda.records.control import read_control_batch
 from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed, replace_file
 from kalda.storage.config import LogConfig

@@ -13,7 +13,7 @@ import json
 from typing import NamedTuple
 
 from kalda.base.ids import ZERO_UUID, uuid_from_text, uuid_to_text
-from kalda.raft.values import ReplicaKey
+from kalda.raft.voters import ReplicaKey
 
 FILE_NAME = "quorum-state"
 MAX_FILE_BYTES = 1 << 20

@@ -18,12 +18,11 @@ from collections.abc import Hashable
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
-from kalda.protocol.messages.control_records import KRaftVersionRecord
-from kalda.raft import effects as fx
+from kalda.protocol.messages.log_records import KRaftVersionRecord
+from kalda.raft import events as fx
 from kalda.raft import rpc
-from kalda.raft.leader import LeaderRole, VoterChange
 from kalda.raft.replica import Replica
-from kalda.raft.roles import Follower
+from kalda.raft.roles import Follower, LeaderRole, VoterChange
 from kalda.raft.voters import Voter, VoterSet
 
 CAUGHT_UP_WITHIN_MS = 3_600_000

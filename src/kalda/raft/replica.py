@@ -23,21 +23,28 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.control_records import (
+from kalda.protocol.messages.log_records import (
     KRaftVersionRecord,
     LeaderChangeMessage,
     LeaderChangeMessageVoter,
     VotersRecord,
 )
-from kalda.raft import effects as fx
+from kalda.raft import events as fx
 from kalda.raft import rpc
-from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import RaftLogState
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.roles import Ballot, Candidate, Follower, Prospective, Resigned, Role, Unattached
+from kalda.raft.roles import Ballot, Candidate, Follower, LeaderRole, Prospective, Resigned, Role, Unattached
 from kalda.raft.rpc import Call
-from kalda.raft.values import MAX_EPOCH, Destination, RaftConfig, ReplicaKey, VoterEndpoint
-from kalda.raft.voters import Voter, VoterHistory, VoterSet
+from kalda.raft.voters import (
+    MAX_EPOCH,
+    Destination,
+    RaftConfig,
+    ReplicaKey,
+    Voter,
+    VoterEndpoint,
+    VoterHistory,
+    VoterSet,
+)
 
 # Calls under way: at most one for each destination, and the back-off after one that failed.
 #

@@ -13,13 +13,12 @@ from typing import assert_never
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
-from kalda.raft import effects as fx
 from kalda.raft import elections, reconfiguration, rpc, snapshot_transfer
-from kalda.raft.leader import LeaderRole, ParkedFetch
+from kalda.raft import events as fx
 from kalda.raft.log_state import Diverging, SnapshotRequired, Valid
 from kalda.raft.replica import Replica
-from kalda.raft.roles import Follower
-from kalda.raft.values import MAX_OFFSET, OffsetAndEpoch
+from kalda.raft.roles import Follower, LeaderRole, ParkedFetch
+from kalda.raft.voters import MAX_OFFSET, OffsetAndEpoch
 
 MAX_PARKED_FETCHES = 10_000
 

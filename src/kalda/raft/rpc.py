@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from kalda.base.errors import ErrorCode
-from kalda.raft.values import OffsetAndEpoch, ReplicaKey, VoterEndpoint
+from kalda.raft.voters import OffsetAndEpoch, ReplicaKey, VoterEndpoint
 
 
 class ReplyHeader(NamedTuple):

@@ -8,13 +8,12 @@ the snapshot and begins anew at its end.
 from __future__ import annotations
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
-from kalda.raft import effects as fx
+from kalda.protocol.messages.log_records import KRaftVersionRecord, VotersRecord
+from kalda.raft import events as fx
 from kalda.raft import rpc
-from kalda.raft.leader import LeaderRole
 from kalda.raft.replica import Replica
-from kalda.raft.roles import Candidate, Follower, Prospective
-from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.roles import Candidate, Follower, LeaderRole, Prospective
+from kalda.raft.voters import OffsetAndEpoch
 
 # The leader's side.
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME, ZERO_UUID, Uuid
-from kalda.protocol.messages import fetch as f
+from kalda.protocol.messages import partitions as f
 from kalda.protocol.messages import quorum as q
 from kalda.protocol.notation import Request, Response
 from kalda.raft import rpc
-from kalda.raft.batches import MAX_BATCH_BYTES, inspect_fetched
-from kalda.raft.values import OffsetAndEpoch, ReplicaKey, VoterEndpoint
+from kalda.raft.snapshots import MAX_BATCH_BYTES, inspect_fetched
+from kalda.raft.voters import OffsetAndEpoch, ReplicaKey, VoterEndpoint
 
 MAX_ENDPOINTS = 100
 MAX_FETCH_BYTES = MAX_BATCH_BYTES

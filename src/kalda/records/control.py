@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from kalda.base.errors import CorruptRecord, InvalidRequest
 from kalda.protocol.codec import decode, encode
-from kalda.protocol.messages.control_records import (
+from kalda.protocol.messages.log_records import (
     EndTxnMarker,
     KRaftVersionRecord,
     LeaderChangeMessage,

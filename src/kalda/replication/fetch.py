@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     AbortedTransaction,
     FetchableTopicResponse,
     FetchRequest,

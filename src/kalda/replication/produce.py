@@ -21,7 +21,7 @@ from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import INTERNAL_TOPICS, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Pending
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestReplicaState,

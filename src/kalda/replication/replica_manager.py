@@ -147,7 +147,7 @@ def _has_come(partition: Partition, producer_id: int, note: _Note) -> bool:
 
 
 class Assignment(Protocol):
-    """The metadata of one partition (`kalda.metadata.partition.PartitionRegistration`)."""
+    """The metadata of one partition (`kalda.metadata.topics.PartitionRegistration`)."""
 
     @property
     def leader(self) -> int: ...

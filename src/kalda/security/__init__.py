@@ -6,18 +6,13 @@ on no handler: an API's checks are in `kalda.protocol.access`.
 
 - `certificates`: certificate authorities and certificates for test clusters
 - `custom_authorizer`: an operator's own class in place of the entries
-- `explanation`: why a request is allowed or denied, as JSON
 - `jaas`: login lines, `sasl.jaas.config`
-- `jwt`: claims of OAuth tokens, and tokens without a signature
-- `kerberos_names`: user names of Kerberos principals
 - `keystores`: key, certificates and trusted certificates out of PEM, PKCS #12 and JKS
-- `login`: a client's part of a login: requests out, responses in
-- `mechanisms`: what a SASL mechanism is, on both sides, and PLAIN
-- `oauthbearer`: the mechanism OAUTHBEARER
-- `principal_names`: rules that turn a certificate's subject into a principal's name
-- `principals`: what is known of an authenticated peer, and what makes a principal of it
+- `mechanisms`: what a SASL mechanism is, on both sides, and PLAIN; a client's part of a login
+- `oauthbearer`: the mechanism OAUTHBEARER, and the claims of its tokens
+- `principals`: what is known of a peer, and what makes a principal of it: rules for certificates and Kerberos
 - `scram`: the mechanisms SCRAM-SHA-256 and SCRAM-SHA-512
 - `server_login`: a server's part of a login: which frames are accepted in which state, and the answers
-- `standard_authorizer`: Kafka's StandardAuthorizer
+- `standard_authorizer`: Kafka's StandardAuthorizer, and why it allows or denies, as JSON
 - `tls_settings`: the settings of one side of TLS, out of a configuration
 """

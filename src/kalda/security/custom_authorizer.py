@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Protocol
 from kalda.base.ids import Uuid
 from kalda.base.texts import printable
 from kalda.metadata.acls import StandardAcl
-from kalda.protocol.caller import Caller, Decided
+from kalda.protocol.access import Caller, Decided
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 
 log = logging.getLogger("kalda.security")
@@ -72,7 +72,7 @@ class AuthorizerClass(Protocol):
 
 
 class CustomAuthorizer:
-    """An `Authorizer` (`kalda.protocol.caller`) that calls an object of the operator's class."""
+    """An `Authorizer` (`kalda.protocol.access`) that calls an object of the operator's class."""
 
     version = -1
     """Every decision may differ from the former one."""

@@ -29,7 +29,7 @@ import ipaddress
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
@@ -43,7 +43,7 @@ from kalda.metadata.acls import (
     StandardAcl,
     is_from,
 )
-from kalda.protocol.caller import Caller, Decided, audit
+from kalda.protocol.access import Caller, Decided, audit
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 
 ANY_USER = "User:*"
@@ -249,7 +249,7 @@ class Examined(NamedTuple):
 
 
 class StandardAuthorizer:
-    """An `Authorizer` (`kalda.protocol.caller`)."""
+    """An `Authorizer` (`kalda.protocol.access`)."""
 
     def __init__(self, super_users: Iterable[str] = (), *, allow_without_entries: bool = False) -> None:
         """`super_users` in text form, `User:alice`. `allow_without_entries`: whether everyone may use a resource that
@@ -481,3 +481,76 @@ def parse_super_users(text: str) -> list[str]:
         if each and ":" not in each:
             raise ValueError(f"super.users: {each!r} is not TYPE:NAME, as in User:alice")
     return [each for each in principals if each]
+
+
+# Why a request is allowed or denied, as JSON: what was read in which order, and what decided.
+
+_MAX_SHOWN = 1_000
+"""Entries of one explanation."""
+
+
+def explain(
+    authorizer: StandardAuthorizer,
+    principal: str,
+    host: str,
+    operation: AclOperation,
+    resource: AclResourceType,
+    name: str,
+) -> dict[str, Any]:
+    """The decision about one operation, and how it came about. Changes nothing, and logs nothing. Raises `ApiError`
+    while the entries are not known."""
+    decision = authorizer.decide(principal, host, operation, resource, name)
+    found: dict[str, Any] = {
+        "principal": principal,
+        "host": host,
+        "operation": operation.name,
+        "resource_type": resource.name,
+        "resource_name": name,
+        "allowed": decision.is_allowed,
+        "rule": decision.rule.value,
+        "decided_by": None if decision.acl is None else _entry(Examined(decision.acl, None)),
+        "offset": authorizer.offset,
+        "version": authorizer.version,
+        "entries": len(authorizer.index),
+        "patterns": [],
+    }
+    if decision.rule is AccessRule.SUPER_USER:
+        return found
+    left = _MAX_SHOWN
+    for pattern_name, pattern_type, count, entries in authorizer.examined(principal, host, operation, resource, name):
+        shown = []
+        is_denied = False
+        for examined in entries[:left]:
+            shown.append(_entry(examined))
+            is_denied = examined.skipped is None and examined.entry.acl.permission_type != PERMISSION_ALLOW
+            if is_denied:
+                break
+        left -= len(shown)
+        found["patterns"].append(
+            {
+                "name": pattern_name,
+                "type": "PREFIXED" if pattern_type == PATTERN_PREFIXED else "LITERAL",
+                "of_others": count - len(entries),
+                "entries": shown,
+            }
+        )
+        if is_denied or left <= 0:
+            break
+    return found
+
+
+def _entry(examined: Examined) -> dict[str, Any]:
+    acl, offset = examined.entry
+    return {
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": AclOperation(acl.operation).name if acl.operation in _KNOWN_OPERATIONS else str(acl.operation),
+        "permission": "ALLOW" if acl.permission_type == PERMISSION_ALLOW else "DENY",
+        "resource_name": acl.resource_name,
+        "pattern_type": "PREFIXED" if acl.pattern_type == PATTERN_PREFIXED else "LITERAL",
+        "offset": offset,
+        "skipped": examined.skipped,
+    }
+
+
+_KNOWN_OPERATIONS = frozenset(AclOperation)

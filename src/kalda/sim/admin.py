@@ -26,13 +26,11 @@ from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
-)
-from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
 )
-from kalda.protocol.messages.fetch import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from kalda.protocol.messages.partitions import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
     AddRaftVoterRequestListener,

@@ -21,9 +21,8 @@ from kalda.broker.process.node import Node
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.topics import TopicImage
 from kalda.protocol.record_framing import encode_metadata_record
-from kalda.raft.batches import CommittedBatch
-from kalda.raft.leader import LeaderRole
-from kalda.raft.snapshots import SnapshotReader
+from kalda.raft.roles import LeaderRole
+from kalda.raft.snapshots import CommittedBatch, SnapshotReader
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import Record, read_records
 from kalda.replication.partition import Partition

@@ -23,7 +23,7 @@ from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.administration import Ask, Target, TargetKind, single
 from kalda.clientcore.connections.connections import Action, Connect, Connections, OnDone, Write
 from kalda.network.frames import Arena, FrameReader
-from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
+from kalda.protocol.framing import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 

@@ -38,10 +38,9 @@ from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.probes import Probe
 from kalda.controller.quorum_controller import QuorumController
-from kalda.metadata.bootstrap import BootstrapMetadata
-from kalda.metadata.features import default_levels, supported_ranges
-from kalda.metadata.metadata_version import LATEST_PRODUCTION
-from kalda.protocol.caller import Caller
+from kalda.metadata.features import LATEST_PRODUCTION, default_levels, supported_ranges
+from kalda.metadata.formatter import BootstrapMetadata
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
     AlterPartitionRequestBrokerState,

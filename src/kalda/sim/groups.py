@@ -23,8 +23,7 @@ from kalda.base.ids import TopicPartition
 from kalda.client.consumer.consumer_calls import Offset, Partition
 from kalda.clientcore.connections.connections import OnDone
 from kalda.clientcore.consuming.commits import committed_errors, read_committed
-from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatRequest
-from kalda.protocol.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
+from kalda.protocol.messages.groups import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetFetchRequest
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.history import RunHistory

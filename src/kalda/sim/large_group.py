@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.clientcore.groups.membership import FENCING, JOIN_EPOCH, LEAVE_EPOCH
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,
 )

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import PartitionRegistration
 from kalda.records.batch import ATTRIBUTES_POSITION, iter_batches
 from kalda.sim.cluster import PORT, SimCluster, SimNode
 from kalda.sim.disk import SimDisk

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.clientcore.connections.connections import OnDone
-from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatRequest
+from kalda.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 
 Thing: TypeAlias = tuple[Any, ...]
 

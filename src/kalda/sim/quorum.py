@@ -21,16 +21,24 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
-from kalda.raft import effects as fx
+from kalda.protocol.messages.log_records import KRaftVersionRecord, VotersRecord
 from kalda.raft import events as ev
+from kalda.raft import events as fx
 from kalda.raft import rpc
-from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch, RaftConfig, ReplicaKey, VoterEndpoint
-from kalda.raft.voters import Voter, VoterHistory, VoterSet
+from kalda.raft.roles import LeaderRole
+from kalda.raft.voters import (
+    BOOTSTRAP_SNAPSHOT,
+    OffsetAndEpoch,
+    RaftConfig,
+    ReplicaKey,
+    Voter,
+    VoterEndpoint,
+    VoterHistory,
+    VoterSet,
+)
 
 CLUSTER = "cluster"
 Entry = tuple[int, object]

@@ -15,8 +15,14 @@ from random import Random
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import OFFSETS_TOPIC, TopicPartition, Uuid, uuid_to_text
 from kalda.metadata.image import MetadataImage
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,

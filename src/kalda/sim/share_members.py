@@ -32,7 +32,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, random_uuid, uuid_to_text
 from kalda.base.scheduling import Pending
 from kalda.base.share_states import AcknowledgeType, SharePartitionKey
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,

@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, FatalTransactionError
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin, SimConsumer
 from kalda.sim.transactions import Sent, SimTransactions, until_answered

@@ -27,7 +27,7 @@ from kalda.clientcore.connections.connections import OnDone
 from kalda.clientcore.connections.requests import FETCH_BASE
 from kalda.clientcore.consuming.consumer_errors import NoOffset, OffsetOutOfRange
 from kalda.clientcore.producing.producer_batch import RecordMetadata
-from kalda.protocol.messages.fetch import FetchRequest
+from kalda.protocol.messages.partitions import FetchRequest
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,

@@ -17,7 +17,7 @@ from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.offsets import list_offsets
 from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, per_item
 from kalda.clientcore.connections.errors import refused
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.protocol.messages.transactions import EndTxnRequest
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from kalda.broker.process.disk import RealDisk
 from kalda.coordinator.groups.records import OffsetRecord
 from kalda.coordinator.groups.records import decode_record as decode_group_record
 from kalda.coordinator.transactions.records import decode_record as decode_transaction_record
-from kalda.protocol.messages.control_records import EndTxnMarker
-from kalda.protocol.plain import plain_fields
+from kalda.protocol.codec import plain_fields
+from kalda.protocol.messages.log_records import EndTxnMarker
 from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value, decode_metadata_record
 from kalda.records.batch import HEADER_SIZE, BatchHeader, check_crc, read_header
 from kalda.records.builder import Record, read_records, with_range

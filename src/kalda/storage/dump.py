@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from kalda.base.disk import Disk, File
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import uuid_to_text
-from kalda.protocol.messages.control_records import EndTxnMarker
+from kalda.protocol.messages.log_records import EndTxnMarker
 from kalda.records.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,

@@ -14,7 +14,7 @@ from kalda.client.admin.group_values import Group
 from kalda.client.consumer.consumer import Consumer
 from kalda.client.producer.producer import Producer
 from kalda.clientcore.producing.producer_batch import RecordMetadata
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record
 
 Text: TypeAlias = bytes | str | None

@@ -14,7 +14,7 @@ from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import LOOPBACK, free_ports
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 
 if TYPE_CHECKING:
     from kalda.testing.security import ClusterSecurity

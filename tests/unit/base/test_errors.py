@@ -6,7 +6,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.protocol.framing import encode_response
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )

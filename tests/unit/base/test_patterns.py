@@ -205,7 +205,7 @@ def test_a_text_that_cannot_be_encoded_matches_nothing() -> None:
 def test_a_node_without_patterns_does_not_import_re2() -> None:
     program = (
         "import sys; from kalda.broker.process import node\n"
-        "from kalda.security.principal_names import PrincipalMapping\n"
+        "from kalda.security.principals import PrincipalMapping\n"
         "PrincipalMapping(' DEFAULT ').name_of('CN=a'); print('re2' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ from kalda.base.errors import ErrorCode
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_response_header, encode_request
-from kalda.protocol.messages import admin, configs, fetch, groups, metadata, offsets, produce, security, topics
+from kalda.protocol.messages import admin, groups, metadata, partitions, security, topics
 from kalda.protocol.messages import transactions as txn
 from kalda.protocol.notation import Request, Struct
 from waiting import wait_until
@@ -179,11 +179,11 @@ def questions() -> Iterator[tuple[str, Request, int]]:
 def _data(every: list[str]) -> Iterator[tuple[str, Request, int]]:
     yield (
         "Produce",
-        produce.ProduceRequest(
+        partitions.ProduceRequest(
             acks=1,
             timeout_ms=5_000,
             topic_data=[
-                produce.TopicProduceData(name=name, partition_data=[produce.PartitionProduceData(records=b"")])
+                partitions.TopicProduceData(name=name, partition_data=[partitions.PartitionProduceData(records=b"")])
                 for name in every
             ],
         ),
@@ -192,13 +192,13 @@ def _data(every: list[str]) -> Iterator[tuple[str, Request, int]]:
     for replica in (-1, 7):
         yield (
             f"Fetch by {replica}",
-            fetch.FetchRequest(
+            partitions.FetchRequest(
                 replica_id=replica,
                 max_bytes=1000,
                 session_epoch=-1,
                 topics=[
-                    fetch.FetchRequestFetchTopic(
-                        topic=name, partitions=[fetch.FetchRequestFetchPartition(partition_max_bytes=100)]
+                    partitions.FetchRequestFetchTopic(
+                        topic=name, partitions=[partitions.FetchRequestFetchPartition(partition_max_bytes=100)]
                     )
                     for name in every
                 ],
@@ -207,10 +207,10 @@ def _data(every: list[str]) -> Iterator[tuple[str, Request, int]]:
         )
     yield (
         "ListOffsets",
-        fetch.ListOffsetsRequest(
+        partitions.ListOffsetsRequest(
             replica_id=-1,
             topics=[
-                fetch.ListOffsetsTopic(name=name, partitions=[fetch.ListOffsetsPartition(timestamp=-1)])
+                partitions.ListOffsetsTopic(name=name, partitions=[partitions.ListOffsetsPartition(timestamp=-1)])
                 for name in every
             ],
         ),
@@ -218,10 +218,12 @@ def _data(every: list[str]) -> Iterator[tuple[str, Request, int]]:
     )
     yield (
         "OffsetForLeaderEpoch",
-        fetch.OffsetForLeaderEpochRequest(
+        partitions.OffsetForLeaderEpochRequest(
             replica_id=-1,
             topics=[
-                fetch.OffsetForLeaderTopic(topic=name, partitions=[fetch.OffsetForLeaderPartition(leader_epoch=0)])
+                partitions.OffsetForLeaderTopic(
+                    topic=name, partitions=[partitions.OffsetForLeaderPartition(leader_epoch=0)]
+                )
                 for name in every
             ],
         ),
@@ -229,10 +231,10 @@ def _data(every: list[str]) -> Iterator[tuple[str, Request, int]]:
     )
     yield (
         "DeleteRecords",
-        fetch.DeleteRecordsRequest(
+        partitions.DeleteRecordsRequest(
             timeout_ms=5_000,
             topics=[
-                fetch.DeleteRecordsTopic(name=name, partitions=[fetch.DeleteRecordsPartition(offset=0)])
+                partitions.DeleteRecordsTopic(name=name, partitions=[partitions.DeleteRecordsPartition(offset=0)])
                 for name in every
             ],
         ),
@@ -248,26 +250,26 @@ def _groups(every: list[str]) -> Iterator[tuple[str, Request, int]]:
         yield f"JoinGroup {group}", groups.JoinGroupRequest(group_id=group, session_timeout_ms=1), 5
         yield (
             f"OffsetCommit {group}",
-            offsets.OffsetCommitRequest(
+            groups.OffsetCommitRequest(
                 group_id=group,
                 member_id="no such member",
                 generation_id_or_member_epoch=5,
                 topics=[
-                    offsets.OffsetCommitRequestTopic(name=name, partitions=[offsets.OffsetCommitRequestPartition()])
+                    groups.OffsetCommitRequestTopic(name=name, partitions=[groups.OffsetCommitRequestPartition()])
                     for name in every
                 ],
             ),
             8,
         )
-        asked = [offsets.OffsetFetchRequestTopic(name=name, partition_indexes=[0]) for name in every]
-        yield f"OffsetFetch {group} old", offsets.OffsetFetchRequest(group_id=group, topics=asked), 5
-        yield f"OffsetFetch {group} old of all", offsets.OffsetFetchRequest(group_id=group, topics=None), 5
+        asked = [groups.OffsetFetchRequestTopic(name=name, partition_indexes=[0]) for name in every]
+        yield f"OffsetFetch {group} old", groups.OffsetFetchRequest(group_id=group, topics=asked), 5
+        yield f"OffsetFetch {group} old of all", groups.OffsetFetchRequest(group_id=group, topics=None), 5
         yield (
             f"OffsetDelete {group}",
-            offsets.OffsetDeleteRequest(
+            groups.OffsetDeleteRequest(
                 group_id=group,
                 topics=[
-                    offsets.OffsetDeleteRequestTopic(name=name, partitions=[offsets.OffsetDeleteRequestPartition()])
+                    groups.OffsetDeleteRequestTopic(name=name, partitions=[groups.OffsetDeleteRequestPartition()])
                     for name in every
                 ],
             ),
@@ -297,19 +299,17 @@ def _groups(every: list[str]) -> Iterator[tuple[str, Request, int]]:
 
 
 def _several_groups(every: list[str], two: list[str]) -> Iterator[tuple[str, Request, int]]:
-    wanted = [offsets.OffsetFetchRequestTopics(name=name, partition_indexes=[0]) for name in every]
+    wanted = [groups.OffsetFetchRequestTopics(name=name, partition_indexes=[0]) for name in every]
     yield (
         "OffsetFetch",
-        offsets.OffsetFetchRequest(
-            groups=[offsets.OffsetFetchRequestGroup(group_id=each, topics=wanted) for each in two]
+        groups.OffsetFetchRequest(
+            groups=[groups.OffsetFetchRequestGroup(group_id=each, topics=wanted) for each in two]
         ),
         8,
     )
     yield (
         "OffsetFetch of all",
-        offsets.OffsetFetchRequest(
-            groups=[offsets.OffsetFetchRequestGroup(group_id=each, topics=None) for each in two]
-        ),
+        groups.OffsetFetchRequest(groups=[groups.OffsetFetchRequestGroup(group_id=each, topics=None) for each in two]),
         8,
     )
     yield "DescribeGroups", groups.DescribeGroupsRequest(groups=two, include_authorized_operations=True), 5
@@ -378,24 +378,24 @@ def _topics(every: list[str]) -> Iterator[tuple[str, Request, int]]:
     for kind, names in ((2, ["a", "b"]), (4, ["1", ""]), (32, ["g1", "g2"]), (16, ["m"]), (8, ["1"])):
         yield (
             f"DescribeConfigs {kind}",
-            configs.DescribeConfigsRequest(
+            admin.DescribeConfigsRequest(
                 resources=[
-                    configs.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=["none"])
+                    admin.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=["none"])
                     for name in names
                 ]
             ),
             4,
         )
         changed = [
-            configs.IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=kind, resource_name=name)
+            admin.IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=kind, resource_name=name)
             for name in names
         ]
         yield (
             f"IncrementalAlterConfigs {kind}",
-            configs.IncrementalAlterConfigsRequest(resources=changed, validate_only=True),
+            admin.IncrementalAlterConfigsRequest(resources=changed, validate_only=True),
             1,
         )
-    yield "ListConfigResources", configs.ListConfigResourcesRequest(), 1
+    yield "ListConfigResources", admin.ListConfigResourcesRequest(), 1
 
 
 def _cluster() -> Iterator[tuple[str, Request, int]]:
@@ -487,12 +487,12 @@ def prepare(peer: Peer) -> None:
         timeout_ms=10_000,
     )
     peer.ask(made, 5)
-    commit = offsets.OffsetCommitRequest(
+    commit = groups.OffsetCommitRequest(
         group_id="g1",
         generation_id_or_member_epoch=-1,
         topics=[
-            offsets.OffsetCommitRequestTopic(
-                name=name, partitions=[offsets.OffsetCommitRequestPartition(committed_offset=1)]
+            groups.OffsetCommitRequestTopic(
+                name=name, partitions=[groups.OffsetCommitRequestPartition(committed_offset=1)]
             )
             for name in "ab"
         ],

@@ -12,9 +12,8 @@ import pytest
 
 from kalda.base.configs.server import ServerConfig
 from kalda.broker.requests.node_authorizer import STANDARD, NodeAuthorizer
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, Provenance
-from kalda.protocol.caller import Caller
+from kalda.metadata.image import EMPTY, MetadataDelta, Provenance
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 

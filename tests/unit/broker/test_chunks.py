@@ -12,8 +12,10 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.broker.handlers.chunks import CHUNK_ITEMS, Chunks
 from kalda.broker.handlers.groups import delete_groups_failed, offset_commit_failed, offset_fetch_failed
-from kalda.protocol.messages.groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,

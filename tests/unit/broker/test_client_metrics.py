@@ -38,8 +38,8 @@ from kalda.clientcore.administration import ANY, Ask, single
 from kalda.clientcore.connections import telemetry_push
 from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.admin import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.protocol.messages.metadata import ApiVersionsRequest
-from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.records.compression import Compression, compress
 from kalda.telemetry.client_records import PointSource
 from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode

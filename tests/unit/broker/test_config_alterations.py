@@ -17,8 +17,7 @@ from kalda.metadata.image import EMPTY
 from kalda.protocol.apis import ApiKey, request_class, response_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_request, encode_response
-from kalda.protocol.messages.brokers import EnvelopeResponse
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     AlterConfigsRequest,
     AlterConfigsRequestAlterableConfig,
     AlterConfigsRequestAlterConfigsResource,
@@ -28,6 +27,7 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequestAlterConfigsResource,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
+from kalda.protocol.messages.brokers import EnvelopeResponse
 
 TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
 PROPERTIES = {

@@ -19,11 +19,10 @@ from kalda.broker.handlers import config_descriptions
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.network.server.connection import Connection
 from kalda.protocol.messages import metadata_records as records
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
 )

@@ -14,7 +14,7 @@ from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.broker.handlers.consumer_groups import ConsumerGroupHandlers
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
+from kalda.protocol.messages.groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 
 
 class Only:

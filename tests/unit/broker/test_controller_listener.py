@@ -7,17 +7,18 @@ from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME
-from kalda.metadata.metadata_version import LATEST_PRODUCTION, LATEST_TESTING
-from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
-from kalda.protocol.messages.configs import (
+from kalda.metadata.features import LATEST_PRODUCTION, LATEST_TESTING
+from kalda.protocol.messages.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    FeatureUpdateKey,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
+    UpdateFeaturesRequest,
 )
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import ApiVersionsRequest
+from kalda.protocol.messages.partitions import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.testing import Cluster
 
 _BROKER = 4

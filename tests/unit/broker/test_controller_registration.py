@@ -11,9 +11,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.broker.channels.controller_registration import ControllerRegistrationManager
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, Provenance
-from kalda.metadata.metadata_version import FEATURE_NAME, MetadataVersion
+from kalda.metadata.features import FEATURE_NAME, MetadataVersion
+from kalda.metadata.image import EMPTY, MetadataDelta, Provenance
 from kalda.protocol.messages.brokers import ControllerRegistrationRequest, ControllerRegistrationResponse
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord, RegisterControllerRecord
 from kalda.protocol.notation import Struct

@@ -11,8 +11,7 @@ from kalda.base.ids import Uuid
 from kalda.broker.channels.dead_letter_writer import DeadLetterTopics, Missing, Refusal, Target
 from kalda.broker.handlers.share import GroupConfigs
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.protocol.messages.metadata_records import ConfigRecord, FeatureLevelRecord, PartitionRecord, TopicRecord
 
 PROPERTIES = {

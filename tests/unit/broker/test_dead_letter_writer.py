@@ -13,7 +13,7 @@ from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.share_states import SharePartitionKey
 from kalda.broker.channels.dead_letter_writer import DeadLetterWriter, Missing, Refusal, Target
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,

@@ -21,7 +21,7 @@ from kalda.broker.requests.rows import Authorization, Row
 from kalda.protocol.apis import API, ApiKey, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import ProduceRequest
+from kalda.protocol.messages.partitions import ProduceRequest
 from kalda.protocol.notation import Response
 
 MESSAGE = "not by this policy"

@@ -13,7 +13,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.replicas.peers import ReplicaFetcherManager
 from kalda.network.client.client import Reach
-from kalda.protocol.messages.fetch import FetchRequest
+from kalda.protocol.messages.partitions import FetchRequest
 
 NODE = {
     "process.roles": "broker",

@@ -13,11 +13,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.handlers.data import DataHandlers, produce_failed, unreadable
 from kalda.broker.requests.item_checks import Items
 from kalda.metadata.acls import StandardAcl
-from kalda.protocol.access import WRITE_TOPIC
+from kalda.protocol.access import WRITE_TOPIC, Caller
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.fetch import FetchRequest
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import FetchRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.security.standard_authorizer import StandardAuthorizer
 
 READ, WRITE, LITERAL, DENY, ALLOW = 3, 4, 3, 2, 3

@@ -16,8 +16,7 @@ from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY
+from kalda.metadata.image import EMPTY, MetadataDelta
 from kalda.metadata.publisher import Provenance
 from kalda.network.server.connection import Connection
 from kalda.protocol.messages.metadata import (

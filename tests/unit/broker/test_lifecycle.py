@@ -11,8 +11,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.broker.channels.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, Provenance
+from kalda.metadata.image import EMPTY, MetadataDelta, Provenance
 from kalda.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,

@@ -23,10 +23,16 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.groups import LeaveGroupRequest, MemberIdentity
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.security import AlterUserScramCredentialsRequest, ScramCredentialDeletion
 from kalda.protocol.messages.topics import DeleteTopicsRequest, DeleteTopicState
 from kalda.protocol.messages.transactions import (

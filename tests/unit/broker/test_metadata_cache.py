@@ -7,8 +7,7 @@ from by_hand import HandTime
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.broker.metadata_cache import LISTED_MS, MISSING_MS, MetadataCache
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY
+from kalda.metadata.image import EMPTY, MetadataDelta
 from kalda.metadata.publisher import Provenance
 from kalda.protocol.messages.metadata_records import (
     BrokerEndpoint,

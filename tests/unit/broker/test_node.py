@@ -20,8 +20,7 @@ from kalda.broker.process.node import Node
 from kalda.broker.process.node_parts import DirLocks, _warn_of_properties
 from kalda.broker.process.shell import ThreadJobs
 from kalda.broker.requests.node_authorizer import STANDARD
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY
+from kalda.metadata.image import EMPTY, MetadataDelta
 from kalda.network.client.client import RpcConnection
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
 from kalda.storage.dirs.log_manager import LogManager

@@ -27,12 +27,10 @@ from kalda.broker.requests.throttling import ClientThrottle
 from kalda.broker.system_clock import SystemClock
 from kalda.network.server.connection import Answer, Connection
 from kalda.network.server.server import Server
-from kalda.protocol.access import READ_GROUP
+from kalda.protocol.access import READ_GROUP, Caller
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
 from kalda.protocol.framing import encode_request, encode_response
 from kalda.protocol.messages.brokers import EnvelopeRequest
-from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -43,7 +41,7 @@ from kalda.protocol.messages.groups import (
     ListGroupsResponse,
 )
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest, MetadataResponse
-from kalda.protocol.messages.produce import ProduceRequest
+from kalda.protocol.messages.partitions import FetchRequest, FetchResponse, ProduceRequest
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request

@@ -16,9 +16,9 @@ from kalda.broker.quorum.raft_channel import RaftChannel
 from kalda.network.client.addresses import IsRefused, is_refused
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.network.free_ports import free_ports
-from kalda.protocol.calls import ConnectionRefused
+from kalda.protocol.framing import ConnectionRefused
 from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
-from kalda.raft.values import Destination
+from kalda.raft.voters import Destination
 
 HOST = "127.0.0.1"
 

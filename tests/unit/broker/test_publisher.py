@@ -16,8 +16,7 @@ from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition,
 from kalda.broker.replicas.opening import OpeningPartitions
 from kalda.broker.replicas.publisher import BrokerPublisher
 from kalda.broker.replicas.publishing_faults import PublishingFaults
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, Provenance
+from kalda.metadata.image import EMPTY, MetadataDelta, Provenance
 from kalda.protocol.messages.metadata_records import (
     ConfigRecord,
     PartitionChangeRecord,

@@ -12,10 +12,10 @@ from kalda.base.ids import uuid_to_text
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.node import Node
 from kalda.cli.common.command_admin import CommandAdmin
+from kalda.metadata.features import MetadataVersion
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 from kalda.testing import layout
 
 

@@ -20,8 +20,8 @@ from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, joined
 from kalda.network.server.connection import Connection
+from kalda.protocol.access import Caller
 from kalda.protocol.apis import API, ApiKey, Listener
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import InitProducerIdRequest

@@ -16,8 +16,7 @@ from kalda.broker.process.dynamic_configs import DynamicConfigPublisher, Dynamic
 from kalda.broker.replicas.publishing_faults import PublishingFaults
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import ConfigResource
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage, Provenance
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage, Provenance
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.messages.metadata_records import ConfigRecord, FeatureLevelRecord
 from kalda.testing import Cluster

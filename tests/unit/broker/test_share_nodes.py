@@ -16,19 +16,17 @@ from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 from kalda.protocol.messages.share import (
     AcknowledgePartition,
     AcknowledgeTopic,
-    ShareAcknowledgeRequest,
-    ShareAcknowledgeRequestAcknowledgementBatch,
-    ShareFetchRequest,
-    ShareFetchRequestFetchPartition,
-    ShareFetchRequestFetchTopic,
-)
-from kalda.protocol.messages.share_state import (
     InitializeShareGroupStateRequest,
     InitializeShareGroupStateRequestPartitionData,
     InitializeStateData,
     ReadShareGroupStateSummaryRequest,
     ReadShareGroupStateSummaryRequestPartitionData,
     ReadStateSummaryData,
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeRequestAcknowledgementBatch,
+    ShareFetchRequest,
+    ShareFetchRequestFetchPartition,
+    ShareFetchRequestFetchTopic,
 )
 from kalda.testing import Cluster
 from waiting import wait_until

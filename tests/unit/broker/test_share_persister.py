@@ -12,7 +12,7 @@ from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.base.share_states import SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.broker.channels.share_persister import SharePersister, StateRequest
-from kalda.protocol.messages.share_state import (
+from kalda.protocol.messages.share import (
     ReadShareGroupStateRequest,
     ReadShareGroupStateResponse,
     ReadShareGroupStateResponsePartitionResult,

@@ -16,8 +16,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.broker.channels.streams_topics import StreamsTopics
 from kalda.broker.handlers.streams_groups import StreamsGroupHandlers
+from kalda.protocol.access import Caller
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.messages.streams import (
     StreamsGroupDescribeRequest,

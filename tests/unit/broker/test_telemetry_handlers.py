@@ -13,7 +13,7 @@ from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, Pauses, TelemetryHandlers, _decode
 from kalda.broker.requests.context import RequestContext
-from kalda.protocol.messages.telemetry import PushTelemetryRequest
+from kalda.protocol.messages.admin import PushTelemetryRequest
 from kalda.telemetry.client_instances import Client, ClientInstance, ClientInstances
 from kalda.telemetry.otlp import DataPoint, MetricKind, encode
 

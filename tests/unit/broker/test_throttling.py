@@ -29,15 +29,16 @@ from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota
 from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.brokers import EnvelopeRequest
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
+from kalda.protocol.messages.partitions import (
     FetchableTopicResponse,
     FetchRequest,
     FetchRequestReplicaState,
     FetchResponse,
     FetchResponsePartitionData,
+    ProduceRequest,
+    ProduceResponse,
 )
-from kalda.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
-from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
 from kalda.quota.decisions import MAX_INT

@@ -12,7 +12,7 @@ from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.coordinator.groups.offset_requests import group_requests, to_response
 from kalda.metadata.acls import StandardAcl
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,

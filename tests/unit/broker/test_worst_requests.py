@@ -26,8 +26,8 @@ from kalda.broker.requests.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
 from kalda.network.client.client import RpcConnection
 from kalda.protocol.apis import API, ApiKey, Listener
-from kalda.protocol.calls import Call, frame_request
-from kalda.protocol.messages import configs, groups, produce, security, share, streams
+from kalda.protocol.framing import Call, frame_request
+from kalda.protocol.messages import admin, groups, partitions, security, share, streams
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.topics import (
     CreatableTopic,
@@ -270,7 +270,7 @@ def whole_batches() -> list[Request]:
     """Requests that write as many records as one may, or that name as much as one may."""
     names = [f"t{number}" for number in range(A_WHOLE_BATCH // 2)]
     users = [f"u{number}" for number in range(A_WHOLE_BATCH)]
-    change = configs.IncrementalAlterConfigsRequestAlterableConfig(name="retention.ms", config_operation=0, value="7")
+    change = admin.IncrementalAlterConfigsRequestAlterableConfig(name="retention.ms", config_operation=0, value="7")
     new = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names]
     creation = {"resource_type": 2, "resource_pattern_type": 3, "host": "*", "operation": 3, "permission_type": 3}
     salted = {"mechanism": 1, "iterations": 4096, "salt": b"s", "salted_password": b"p" * 32}
@@ -287,9 +287,9 @@ def whole_batches() -> list[Request]:
             deletions=[], upsertions=[security.ScramCredentialUpsertion(name=user, **salted) for user in users]
         ),
         CreateTopicsRequest(topics=new, timeout_ms=60_000),
-        configs.IncrementalAlterConfigsRequest(
+        admin.IncrementalAlterConfigsRequest(
             resources=[
-                configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+                admin.IncrementalAlterConfigsRequestAlterConfigsResource(
                     resource_type=2, resource_name=name, configs=[change]
                 )
                 for name in names
@@ -402,22 +402,22 @@ async def with_records(client: RpcConnection) -> Uuid:
     )
     topic_id: Uuid = made.topics[0].topic_id
     records = build_batch([(1, None, b"v", ()) for _ in range(LOCKS)])
-    data = produce.PartitionProduceData(index=0, records=records)
-    request = produce.ProduceRequest(
-        acks=1, timeout_ms=1_000, topic_data=[produce.TopicProduceData(topic_id=topic_id, partition_data=[data])]
+    data = partitions.PartitionProduceData(index=0, records=records)
+    request = partitions.ProduceRequest(
+        acks=1, timeout_ms=1_000, topic_data=[partitions.TopicProduceData(topic_id=topic_id, partition_data=[data])]
     )
     while True:
         written = await client.request(request)
         if not written.responses[0].partition_responses[0].error_code:
             break  # the partition is led
-    change = configs.IncrementalAlterConfigsRequestAlterableConfig
-    altered = configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+    change = admin.IncrementalAlterConfigsRequestAlterableConfig
+    altered = admin.IncrementalAlterConfigsRequestAlterConfigsResource(
         resource_type=32, resource_name="g", configs=[
             change(name="share.auto.offset.reset", value="earliest"),
             change(name="errors.deadletterqueue.topic.name", value=DEAD_LETTERS),
         ],
     )  # fmt: skip
-    await client.request(configs.IncrementalAlterConfigsRequest(resources=[altered]))
+    await client.request(admin.IncrementalAlterConfigsRequest(resources=[altered]))
     return topic_id
 
 

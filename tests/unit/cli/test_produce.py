@@ -14,7 +14,7 @@ from scripted_broker import ScriptedBroker
 from kalda.base.errors import ErrorCode
 from kalda.cli.commands import cli
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.partitions import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.protocol.messages.transactions import InitProducerIdResponse
 from kalda.records.builder import read_records
 

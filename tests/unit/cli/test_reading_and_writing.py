@@ -22,7 +22,7 @@ from kalda.cli.records.formats import Decoders, Filters, RecordLayout, RecordWri
 from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
 from kalda.cli.records.produce import EnvelopeFormat, LineFormat, read_pieces
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from kalda.base.ids import uuid_from_text
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.storage import storage
-from kalda.metadata.bootstrap import read_bootstrap
+from kalda.metadata.formatter import read_bootstrap
 
 CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 

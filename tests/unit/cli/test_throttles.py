@@ -12,7 +12,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassignment import execution
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )

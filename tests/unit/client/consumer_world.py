@@ -28,12 +28,21 @@ from kalda.clientcore.groups.membership import Call
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_response
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupHeartbeatResponse,
     ConsumerGroupHeartbeatResponseAssignment,
     ConsumerGroupHeartbeatResponseTopicPartitions,
+    FindCoordinatorResponse,
 )
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.metadata import (
+    ApiVersion,
+    ApiVersionsResponse,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from kalda.protocol.messages.partitions import (
     FetchableTopicResponse,
     FetchResponse,
     FetchResponsePartitionData,
@@ -44,15 +53,6 @@ from kalda.protocol.messages.fetch import (
     OffsetForLeaderEpochResponseEpochEndOffset,
     OffsetForLeaderTopicResult,
     OffsetSpec,
-)
-from kalda.protocol.messages.groups import FindCoordinatorResponse
-from kalda.protocol.messages.metadata import (
-    ApiVersion,
-    ApiVersionsResponse,
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
 )
 from kalda.records.batch import read_header
 from kalda.records.builder import build_batch

@@ -32,7 +32,7 @@ from kalda.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.partitions import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.protocol.messages.transactions import InitProducerIdResponse
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket
 from kalda.records.batch import read_header

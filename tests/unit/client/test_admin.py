@@ -28,7 +28,11 @@ from kalda.clientcore.administration import PAUSE, Plan
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages import security
-from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
+from kalda.protocol.messages.partitions import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
 
 TIMEOUT_S = 60
 

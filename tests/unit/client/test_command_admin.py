@@ -20,26 +20,18 @@ from kalda.client.admin.nodes import supported_apis
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, refused
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
 )
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupDescribeResponse,
     ConsumerGroupDescribeResponseAssignment,
     ConsumerGroupDescribeResponseDescribedGroup,
     ConsumerGroupDescribeResponseMember,
     ConsumerGroupDescribeResponseTopicPartitions,
-)
-from kalda.protocol.messages.fetch import (
-    ListOffsetsPartitionResponse,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-    OffsetSpec,
-)
-from kalda.protocol.messages.groups import (
     DescribedGroupMember,
     DescribeGroupsResponse,
     DescribeGroupsResponseDescribedGroup,
@@ -48,6 +40,12 @@ from kalda.protocol.messages.groups import (
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterResponse,
+)
+from kalda.protocol.messages.partitions import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetSpec,
 )
 from kalda.protocol.messages.streams import (
     StreamsGroupDescribeResponse,

@@ -19,7 +19,7 @@ from kalda.clientcore.consuming.consumer_errors import (
 )
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch, Status
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.fetch import ListOffsetsResponse
+from kalda.protocol.messages.partitions import ListOffsetsResponse
 from kalda.records.compression import Compression
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -12,7 +12,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.consumer import SubscriptionPattern
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatResponse
+from kalda.protocol.messages.groups import ConsumerGroupHeartbeatResponse
 
 KEYS = {"group.id": "g", "group.protocol": "consumer"}
 P = [TopicPartition("t", index) for index in range(4)]

@@ -7,10 +7,9 @@ import pytest
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.clientcore.producing.sender import FIRST_VERSION, Acknowledged, OneBatchRequests, PartitionRequests
-from kalda.protocol.calls import Call, frame_request
 from kalda.protocol.codec import decode
-from kalda.protocol.framing import encode_response
-from kalda.protocol.messages.produce import (
+from kalda.protocol.framing import Call, encode_response, frame_request
+from kalda.protocol.messages.partitions import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,

@@ -36,7 +36,7 @@ from kalda.clientcore.producing.producer_errors import (
     SerializationError,
 )
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.partitions import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.protocol.messages.transactions import InitProducerIdResponse
 from kalda.records.builder import Record, read_records
 

@@ -16,7 +16,7 @@ from kalda.clientcore.producing.outbound_record import ProducerRecord
 from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.clientcore.producing.producer_errors import BufferExhausted, SerializationError
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
     BatchIndexAndErrorMessage,
     PartitionProduceResponse,
     ProduceResponse,

@@ -11,10 +11,9 @@ from consumer_world import Cluster, Member
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, FetchResponsePartitionData
-from kalda.protocol.messages.groups import HeartbeatResponse, JoinGroupResponse
+from kalda.protocol.messages.groups import HeartbeatResponse, JoinGroupResponse, OffsetFetchResponse
 from kalda.protocol.messages.metadata import MetadataResponse
-from kalda.protocol.messages.offsets import OffsetFetchResponse
+from kalda.protocol.messages.partitions import FetchableTopicResponse, FetchResponse, FetchResponsePartitionData
 
 T0 = TopicPartition("t", 0)
 Answer = Callable[[Any], Any]

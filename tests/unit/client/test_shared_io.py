@@ -18,7 +18,7 @@ from kalda.client.producer import producer as producer_module
 from kalda.clientcore.consuming.consumer_errors import Wakeup
 from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.partitions import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
 TIMEOUT_S = 20
 

@@ -12,7 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.acls import AclControl, AclMatcher
 from kalda.metadata.acls import StandardAcl, filter_matcher, is_from
-from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
+from kalda.metadata.features import LATEST_PRODUCTION, MetadataVersion
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import AclCreation, CreateAclsRequest, DeleteAclsFilter, DeleteAclsRequest
 from kalda.protocol.record_framing import VersionedRecord

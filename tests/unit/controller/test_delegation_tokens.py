@@ -10,8 +10,8 @@ import pytest
 
 from kalda.base.errors import ErrorCode
 from kalda.controller.delegation_tokens import DelegationTokenControl, TokenConfig, TokenRequest
-from kalda.metadata.metadata_version import LATEST_PRODUCTION
-from kalda.protocol.caller import Caller
+from kalda.metadata.features import LATEST_PRODUCTION
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.metadata_records import DelegationTokenRecord
 from kalda.protocol.messages.security import (
     AclOperation,

@@ -8,8 +8,8 @@ import pytest
 
 from kalda.base.ids import DIRECTORY_UNASSIGNED, Uuid
 from kalda.controller.partition_change import ChangeRules, Election, PartitionChange
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
+from kalda.metadata.features import MetadataVersion
+from kalda.metadata.topics import LeaderRecoveryState, PartitionRegistration
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord
 
 TOPIC = Uuid(b"\1" * 16)

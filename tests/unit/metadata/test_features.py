@@ -9,24 +9,22 @@ import pytest
 from metadata_logs import GOLDEN
 
 from kalda.metadata import features
+from kalda.metadata.features import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.features import (
     FEATURES,
-    VersionRange,
-    check_dependencies,
-    default_levels,
-    metadata_version_refusal,
-    supported_ranges,
-    unsupported_reason,
-)
-from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
-from kalda.metadata.metadata_version import (
     LATEST_PRODUCTION,
     LATEST_TESTING,
     MINIMUM,
     MetadataVersion,
+    VersionRange,
+    check_dependencies,
+    default_levels,
     from_level,
     from_version_string,
     metadata_changed_between,
+    metadata_version_refusal,
+    supported_ranges,
+    unsupported_reason,
 )
 
 KAFKA: dict[str, Any] = json.loads((GOLDEN / "features.json").read_text())

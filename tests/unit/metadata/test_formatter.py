@@ -14,19 +14,21 @@ import pytest
 from metadata_logs import GOLDEN
 
 from kalda.base.ids import Uuid, random_uuid, uuid_from_text, uuid_to_text
-from kalda.metadata.bootstrap import BootstrapMetadata, read_bootstrap, snapshot_records
+from kalda.metadata.features import LATEST_PRODUCTION, MetadataVersion, from_level
 from kalda.metadata.formatter import (
+    BootstrapMetadata,
     FormatError,
     FormatRequest,
     QuorumChoice,
     format_storage,
     parse_initial_controllers,
+    read_bootstrap,
+    snapshot_records,
 )
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
-from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion, from_level
-from kalda.protocol.messages.control_records import SnapshotHeaderRecord
+from kalda.protocol.messages.log_records import SnapshotHeaderRecord
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord, UserScramCredentialRecord
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 from kalda.records.batch import iter_batches
 from kalda.records.control import read_control_batch
 from kalda.sim.disk import SimDisk

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 from metadata_logs import NODES, log_batches, snapshots
 
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage, Provenance
-from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.features import MetadataVersion
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage, Provenance
 from kalda.protocol.messages.metadata_records import (
     BeginTransactionRecord,
     EndTransactionRecord,

@@ -10,8 +10,7 @@ from metadata_logs import NODES, LogBatch, log_batches, snapshots
 
 from kalda.base.ids import Uuid
 from kalda.metadata import loader as loader_module
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.publisher import Manifest
 from kalda.protocol.messages.metadata_records import (

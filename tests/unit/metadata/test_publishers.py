@@ -7,11 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kalda.base.ids import Uuid
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage, Provenance
-from kalda.metadata.publisher import Manifest
-from kalda.metadata.registration_tracker import BrokerRegistrationTracker
-from kalda.metadata.snapshot_generator import SnapshotGenerator
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage, Provenance
+from kalda.metadata.publisher import BrokerRegistrationTracker, Manifest, SnapshotGenerator
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord, RegisterBrokerRecord
 from kalda.protocol.notation import RecordBody
 

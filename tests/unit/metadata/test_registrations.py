@@ -6,9 +6,9 @@ import pytest
 
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
 from kalda.metadata.cluster import EMPTY, BrokerRegistration, ClusterDelta
+from kalda.metadata.features import MetadataVersion
 from kalda.metadata.image_records import ImageWriter, UnwritableMetadata
-from kalda.metadata.metadata_version import MetadataVersion
-from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
+from kalda.metadata.topics import LeaderRecoveryState, PartitionRegistration
 from kalda.protocol.messages.metadata_records import (
     BrokerRegistrationChangeRecord,
     FenceBrokerRecord,

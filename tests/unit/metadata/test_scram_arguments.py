@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.metadata.scram import ScramMechanism
-from kalda.metadata.scram_arguments import credential, parse_scram_arguments, salted_password
+from kalda.metadata.scram import ScramMechanism, credential, parse_scram_arguments, salted_password
 
 
 def parse(argument: str) -> list[tuple[str, int, bytes, bytes, bytes, int]]:

@@ -15,7 +15,7 @@ import pytest
 from kalda.base.errors import ApiError
 from kalda.network.client.security import SECURED_HANDLERS, UNSECURED_HANDLER, ClientSecurity, KeptToken, RefreshWindow
 from kalda.security.jaas import OAUTHBEARER_MODULE
-from kalda.security.jwt import unsecured_token
+from kalda.security.oauthbearer import unsecured_token
 
 MODULE = "operators_logins"
 DEFAULT = RefreshWindow.of({}.get)

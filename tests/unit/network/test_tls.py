@@ -21,7 +21,7 @@ from kalda.network.server.server import Listener, Server
 from kalda.network.tls.contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.network.tls.transport import TlsTransport
 from kalda.security.certificates import Authority, Issued
-from kalda.security.principal_names import identity_of
+from kalda.security.principals import identity_of
 from kalda.security.tls_settings import TlsSettings
 
 AUTHORITY = Authority("a CA", datetime.datetime.now(datetime.UTC))

@@ -16,8 +16,7 @@ from kalda.base.errors import ApiError
 from kalda.network.client.security import ClientSecurity
 from kalda.network.login.token_validation import Refused, retrying, signed_tokens
 from kalda.security.jaas import OAUTHBEARER_MODULE
-from kalda.security.jwt import split_token, unsecured_token
-from kalda.security.oauthbearer import InvalidToken
+from kalda.security.oauthbearer import InvalidToken, split_token, unsecured_token
 
 JwtBearer = "org.apache.kafka.common.security.oauthbearer.JwtBearerJwtRetriever"
 SECRET = "pl4nted/secret"

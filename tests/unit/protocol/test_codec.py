@@ -7,7 +7,8 @@ import pytest
 from kalda.base.errors import InvalidRequest
 from kalda.protocol import codec
 from kalda.protocol.decoder import TooManyElements
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest, MetadataRequestTopic
+from kalda.protocol.messages.partitions import (
     FetchableTopicResponse,
     FetchRequest,
     FetchRequestFetchPartition,
@@ -16,9 +17,10 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponseLeaderIdAndEpoch,
     FetchResponsePartitionData,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 
 def fetched(records: object) -> FetchResponse:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kalda.protocol.codec import encode
-from kalda.protocol.encoder import STEP_ELEMENTS
-from kalda.protocol.list_encoder import ListEncoder
+from kalda.protocol.encoder import STEP_ELEMENTS, ListEncoder
 from kalda.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kalda.protocol.messages.fetch import OffsetForLeaderPartition, OffsetForLeaderTopic
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from kalda.protocol.messages.partitions import OffsetForLeaderPartition, OffsetForLeaderTopic
 from kalda.protocol.naming import elements_of, turn_of, within_one_request
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kalda.base.ids import ZERO_UUID
-from kalda.protocol.messages.fetch import FetchResponsePartitionData
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.partitions import (
+    FetchResponsePartitionData,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
 from kalda.protocol.notation import Struct, maker
 
 

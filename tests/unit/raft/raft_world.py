@@ -14,11 +14,9 @@ from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.protocol.messages.metadata_records import TopicRecord
 from kalda.protocol.notation import Request
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.batches import CommittedBatch
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
-from kalda.raft.snapshots import SnapshotReader
-from kalda.raft.values import Destination, RaftConfig, ReplicaKey, VoterEndpoint
-from kalda.raft.voters import VoterSet
+from kalda.raft.snapshots import CommittedBatch, SnapshotReader
+from kalda.raft.voters import Destination, RaftConfig, ReplicaKey, VoterEndpoint, VoterSet
 
 T0 = 1_700_000_000_000
 

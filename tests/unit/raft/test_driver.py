@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.quorum.raft_listeners import MAX_BATCHES_PER_PASS
-from kalda.protocol.messages.fetch import FetchResponse
+from kalda.protocol.messages.partitions import FetchResponse
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
@@ -24,7 +24,7 @@ from kalda.protocol.messages.quorum import (
 from kalda.raft import rpc, wire
 from kalda.raft.metadata_log import MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader, write_snapshot
-from kalda.raft.values import OffsetAndEpoch, ReplicaKey
+from kalda.raft.voters import OffsetAndEpoch, ReplicaKey
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
 

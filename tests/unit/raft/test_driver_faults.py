@@ -15,8 +15,7 @@ from kalda.broker.quorum.raft_listeners import AppendedBatches
 from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
 from kalda.protocol.notation import Request
 from kalda.raft import reconfiguration, wire
-from kalda.raft.values import Destination, OffsetAndEpoch
-from kalda.raft.voters import VoterSet
+from kalda.raft.voters import Destination, OffsetAndEpoch, VoterSet
 
 
 class Bug(Exception):

@@ -17,8 +17,7 @@ from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequ
 from kalda.protocol.notation import Request
 from kalda.raft.log_state import Diverging, RaftLogState
 from kalda.raft.metadata_log import MetadataLogConfig
-from kalda.raft.values import Destination, OffsetAndEpoch
-from kalda.raft.voters import VoterSet
+from kalda.raft.voters import Destination, OffsetAndEpoch, VoterSet
 
 
 class Network:

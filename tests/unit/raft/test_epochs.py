@@ -13,16 +13,24 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME
 from kalda.protocol.messages import quorum as q
 from kalda.protocol.notation import Request, Response
-from kalda.raft import effects as fx
 from kalda.raft import events as ev
+from kalda.raft import events as fx
 from kalda.raft import rpc
 from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.replica import EPOCHS_AHEAD, MAX_CALLED_EPOCH, MAX_REPLIED_EPOCH
 from kalda.raft.roles import Follower, Resigned, Unattached
-from kalda.raft.values import MAX_EPOCH, MAX_OFFSET, OffsetAndEpoch, RaftConfig, ReplicaKey, VoterEndpoint
-from kalda.raft.voters import VoterHistory, VoterSet
+from kalda.raft.voters import (
+    MAX_EPOCH,
+    MAX_OFFSET,
+    OffsetAndEpoch,
+    RaftConfig,
+    ReplicaKey,
+    VoterEndpoint,
+    VoterHistory,
+    VoterSet,
+)
 
 BEYOND = [MAX_EPOCH, MAX_EPOCH - 1, MAX_CALLED_EPOCH + EPOCHS_AHEAD + 1]
 VOTERS = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 3)])

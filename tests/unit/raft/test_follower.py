@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kalda.base.errors import ErrorCode
-from kalda.raft import effects as fx
 from kalda.raft import events as ev
+from kalda.raft import events as fx
 from kalda.raft import rpc
 from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Candidate
 from kalda.raft.roles import Follower as FollowerRole
-from kalda.raft.values import OffsetAndEpoch, RaftConfig, ReplicaKey, VoterEndpoint
-from kalda.raft.voters import VoterHistory, VoterSet
+from kalda.raft.voters import OffsetAndEpoch, RaftConfig, ReplicaKey, VoterEndpoint, VoterHistory, VoterSet
 
 VOTERS = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 3)])
 EPOCH = 4

@@ -12,13 +12,11 @@ from kalda.broker.process.disk import RealDisk
 from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft import rpc, wire
-from kalda.raft.batches import MAX_BATCH_BYTES
 from kalda.raft.log_state import Diverging, RaftLogState, SnapshotRequired, Valid
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.roles import Ballot
-from kalda.raft.snapshots import SnapshotReader, parse_snapshot_name, snapshot_name, write_snapshot
-from kalda.raft.values import OffsetAndEpoch, ReplicaKey
-from kalda.raft.voters import VoterHistory, VoterSet
+from kalda.raft.snapshots import MAX_BATCH_BYTES, SnapshotReader, parse_snapshot_name, snapshot_name, write_snapshot
+from kalda.raft.voters import OffsetAndEpoch, ReplicaKey, VoterHistory, VoterSet
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
 

@@ -14,12 +14,10 @@ from kalda.base.ids import Uuid
 from kalda.broker.process.disk import RealDisk
 from kalda.protocol.messages.metadata_records import PartitionRecord
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.batches import decode_all, encode_batch, inspect_fetched
 from kalda.raft.log_state import SnapshotRequired, Valid
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
-from kalda.raft.snapshots import snapshot_name, write_snapshot
-from kalda.raft.values import OffsetAndEpoch
-from kalda.raft.voters import VoterSet
+from kalda.raft.snapshots import decode_all, encode_batch, inspect_fetched, snapshot_name, write_snapshot
+from kalda.raft.voters import OffsetAndEpoch, VoterSet
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 

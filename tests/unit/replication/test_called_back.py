@@ -8,7 +8,7 @@ from data_path_world import SELF, Assigned, World, answers_of, offsets
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.scheduling import Pending
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequest,
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,

@@ -9,7 +9,7 @@ from replication_world import World as Trio
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.scheduling import Pending
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import write_crc
 from kalda.records.builder import build_batch
 from kalda.replication import produce

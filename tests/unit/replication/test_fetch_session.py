@@ -6,7 +6,7 @@ import random
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchResponse
+from kalda.protocol.messages.partitions import FetchRequest, FetchRequestFetchPartition, FetchResponse
 from kalda.protocol.naming import MAX_PARTITIONS_FETCHED
 from kalda.replication.fetch_session import FetchSessionCache, FetchSessionHandler, Key
 

@@ -10,7 +10,7 @@ import pytest
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,

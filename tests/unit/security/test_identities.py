@@ -11,8 +11,15 @@ from kalda.network.login.jaas_file import find_entry, server_sections
 from kalda.security.certificates import Authority, Issued
 from kalda.security.jaas import PLAIN_MODULE, BadJaas, parse_file, parse_jaas
 from kalda.security.keystores import BadStore, der_of, pem_blocks, read_key_store, read_trust_store
-from kalda.security.principal_names import BadCertificate, NoMatchingRule, PrincipalMapping, identity_of
-from kalda.security.principals import AuthenticationContext, DefaultPrincipalBuilder, PrincipalFailed
+from kalda.security.principals import (
+    AuthenticationContext,
+    BadCertificate,
+    DefaultPrincipalBuilder,
+    NoMatchingRule,
+    PrincipalFailed,
+    PrincipalMapping,
+    identity_of,
+)
 from kalda.security.tls_settings import enabled_protocols, openssl_name
 
 STORES = Path(__file__).parents[2] / "golden" / "keystores"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.security.kerberos_names import KerberosNames, NoMatchingKerberosRule
+from kalda.security.principals import KerberosNames, NoMatchingKerberosRule
 
 RULES = [
     "RULE:[1:$1](App\\..*)s/App\\.(.*)/$1/g",

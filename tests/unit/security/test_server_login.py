@@ -15,18 +15,26 @@ from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 from kalda.protocol.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from kalda.protocol.notation import Request
-from kalda.security.jwt import ClaimRules, claims_of_options, unsecured_claims, unsecured_token, validate
-from kalda.security.login import ClientLogin
 from kalda.security.mechanisms import (
     CheckPassword,
     CheckToken,
+    ClientLogin,
     FindScram,
     LoginOutcome,
     PlainClient,
     PlainServer,
     SaslFailed,
 )
-from kalda.security.oauthbearer import InvalidToken, OAuthBearerClient, OAuthBearerServer
+from kalda.security.oauthbearer import (
+    ClaimRules,
+    InvalidToken,
+    OAuthBearerClient,
+    OAuthBearerServer,
+    claims_of_options,
+    unsecured_claims,
+    unsecured_token,
+    validate,
+)
 from kalda.security.scram import MECHANISMS, ScramClient, ScramSecret, ScramServer, credential_of
 from kalda.security.server_login import (
     Authenticated,

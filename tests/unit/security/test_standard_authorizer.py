@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from kalda.base.errors import ApiError
 from kalda.metadata.acls import StandardAcl
-from kalda.protocol.access import TOPIC_OPERATIONS
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import TOPIC_OPERATIONS, Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.security.standard_authorizer import AccessRule, StandardAuthorizer, address_text, parse_super_users
 

@@ -10,7 +10,11 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.offsets import list_offsets
 from kalda.clientcore.administration import Outcomes, TargetKind
-from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
+from kalda.protocol.messages.partitions import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
 
 
 def response(*partitions: int) -> ListOffsetsResponse:

@@ -23,7 +23,7 @@ from kalda.protocol.encoder import ErrorCounts
 from kalda.protocol.framing import counting_response_encoder, encode_response
 from kalda.protocol.messages.groups import HeartbeatRequest
 from kalda.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.partitions import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.telemetry.catalog import METRICS, page
 from kalda.testing import Cluster
 

@@ -10,8 +10,7 @@ import pytest
 from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatRequest
-from kalda.protocol.messages.groups import FindCoordinatorRequest
+from kalda.protocol.messages.groups import ConsumerGroupHeartbeatRequest, FindCoordinatorRequest
 from kalda.testing import Cluster
 from waiting import wait_until
 

@@ -7,8 +7,8 @@ from typing import Any
 from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
-from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
-from kalda.protocol.messages.configs import (
+from kalda.metadata.topics import LeaderRecoveryState, PartitionRegistration
+from kalda.protocol.messages.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,

@@ -10,8 +10,14 @@ from harness.blocking import BlockingConnection
 
 from kalda import Producer
 from kalda.base.errors import ErrorCode, KafkaError
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch, read_records
 from kalda.testing import Cluster, Network

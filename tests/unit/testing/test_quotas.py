@@ -26,9 +26,15 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import ConfigResource
 from kalda.network.free_ports import free_ports
 from kalda.protocol.framing import encode_request
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.records.builder import build_batch
 from kalda.testing import Cluster

@@ -16,8 +16,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.scheduling import Pending
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
 from kalda.network.client.channel import Address, Channel
 from kalda.network.client.client import Reach, RpcPolicy

@@ -19,8 +19,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending, Timer, Timers
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage
 from kalda.protocol.messages.brokers import ControllerRegistrationRequest, ControllerRegistrationResponse
 from kalda.protocol.notation import Request
 

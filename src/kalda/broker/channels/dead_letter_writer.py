@@ -39,7 +39,7 @@ from kalda.base.share_states import SharePartitionKey
 from kalda.broker.channels.auto_topics import TopicPlan
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.topics import TopicImage
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.records.batch import HEADER_SIZE
 from kalda.records.builder import Headers, NewRecord, build_batch
 from kalda.replication.share.dead_letters import DeadRecords

@@ -18,10 +18,9 @@ from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Row
 from kalda.network.server.connection import Answer, Buffer
 from kalda.protocol.apis import API, ApiKey
-from kalda.protocol.calls import Call
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.decoder import TooManyElements
-from kalda.protocol.framing import decode_request_header, encode_request
+from kalda.protocol.framing import Call, decode_request_header, encode_request
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
 from kalda.protocol.messages.client_protocol import DefaultPrincipalData
 from kalda.protocol.notation import Request

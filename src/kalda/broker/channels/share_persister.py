@@ -17,7 +17,7 @@ from kalda.base.scheduling import Pending, Timers
 from kalda.base.share_states import SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.share.group_states import StateSummary
-from kalda.protocol.messages.share_state import (
+from kalda.protocol.messages.share import (
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateRequestPartitionData,
     DeleteStateData,

@@ -21,11 +21,10 @@ from kalda.broker.process.loggers import logger_levels
 from kalda.broker.requests.context import MAX_ANSWER_BYTES, Encoded
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.image import MetadataImage
-from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC, Caller
+from kalda.protocol.encoder import ListEncoder
 from kalda.protocol.framing import response_header
-from kalda.protocol.list_encoder import ListEncoder
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,

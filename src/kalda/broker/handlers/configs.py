@@ -37,8 +37,8 @@ from kalda.broker.requests.rows import Authorization, Row, on_cluster
 from kalda.metadata.configs import broker_resource
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages import configs as messages
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages import admin as messages
+from kalda.protocol.messages.admin import (
     AlterConfigsRequest,
     AlterConfigsRequestAlterableConfig,
     AlterConfigsRequestAlterConfigsResource,

@@ -18,7 +18,7 @@ from kalda.broker.requests.rows import Authorization, Row, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupDescribeResponseDescribedGroup,

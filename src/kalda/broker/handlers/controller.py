@@ -29,11 +29,10 @@ from kalda.broker.requests.throttling import ClientThrottle
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.server.connection import Connection
-from kalda.protocol.access import OMITTED_OPERATIONS, cluster_operations
+from kalda.protocol.access import OMITTED_OPERATIONS, Authorizer, Caller, cluster_operations
 from kalda.protocol.apis import ApiKey, Listener
-from kalda.protocol.caller import Authorizer, Caller
+from kalda.protocol.messages.admin import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from kalda.protocol.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,

@@ -38,14 +38,14 @@ from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, own_name
 from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row
 from kalda.broker.requests.throttling import is_follower
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
-from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
+from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID, Caller, audit
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller, audit
-from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
+    FetchRequest,
+    FetchResponse,
+    FetchResponseNodeEndpoint,
     ProduceRequest,
     ProduceResponse,
     ProduceResponseNodeEndpoint,

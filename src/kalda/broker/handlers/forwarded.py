@@ -21,8 +21,8 @@ from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, message_of
+from kalda.protocol.access import Caller
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,

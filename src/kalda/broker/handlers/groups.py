@@ -56,19 +56,19 @@ from kalda.coordinator.groups.streams.group import StreamsGroupState
 from kalda.coordinator.internal_topics import GROUPS
 from kalda.coordinator.runtime import LoadState
 from kalda.metadata.configs import ConfigResource
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.network.python_classes import WatchedClass
 from kalda.protocol.access import (
+    CLUSTER_RESOURCE_NAME,
     DELETE_GROUP,
     DESCRIBE_GROUP,
     READ_GROUP,
     READ_TOPIC,
     WRITE_TRANSACTIONAL_ID,
+    Caller,
     operations_on,
 )
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
@@ -77,8 +77,9 @@ from kalda.protocol.messages.groups import (
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
 )
-from kalda.protocol.messages.offsets import OffsetFetchRequest, OffsetFetchResponse
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import TxnOffsetCommitRequest
 from kalda.records.batch import NO_SEQUENCE

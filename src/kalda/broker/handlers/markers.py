@@ -14,9 +14,8 @@ from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.item_checks import Items
 from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
-from kalda.protocol.access import READ_TOPIC
+from kalda.protocol.access import CLUSTER_RESOURCE_NAME, READ_TOPIC, Caller
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,

@@ -19,19 +19,20 @@ from kalda.coordinator.share.records import share_partition_key
 from kalda.metadata.topics import TopicImage
 from kalda.network.server.connection import Buffer
 from kalda.protocol.access import (
+    CLUSTER_RESOURCE_NAME,
     CREATE_TOPIC,
     DESCRIBE_GROUP,
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
     OMITTED_OPERATIONS,
+    Caller,
     Need,
     cluster_operations,
     operations_on,
 )
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
+from kalda.protocol.encoder import ListEncoder
 from kalda.protocol.framing import response_header
-from kalda.protocol.list_encoder import ListEncoder
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,

@@ -36,8 +36,7 @@ from kalda.broker.requests.api_versions import Features, NodeIdentity
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import joined
 from kalda.coordinator.internal_topics import GROUPS, SHARE_STATE
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
 from kalda.protocol.apis import Listener
 from kalda.replication.markers import MarkerWriter

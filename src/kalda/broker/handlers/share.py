@@ -36,9 +36,8 @@ from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import SHARE_VERSION
 from kalda.metadata.image import MetadataImage
 from kalda.network.server.connection import Connection
-from kalda.protocol.access import READ_GROUP, READ_TOPIC
+from kalda.protocol.access import READ_GROUP, READ_TOPIC, Caller
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.share import (
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,

@@ -16,7 +16,7 @@ from kalda.broker.handlers.transactions import leader_of
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import coordinator_lookup
 from kalda.coordinator.internal_topics import SHARE_STATE
-from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic, OffsetSpec
+from kalda.protocol.messages.partitions import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic, OffsetSpec
 
 _CONSUMER = -1
 

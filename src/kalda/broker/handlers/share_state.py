@@ -37,7 +37,7 @@ from kalda.coordinator.share.share_coordinator import (
 )
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import AclOperation
-from kalda.protocol.messages.share_state import (
+from kalda.protocol.messages.share import (
     DeleteShareGroupStateRequest,
     InitializeShareGroupStateRequest,
     ReadShareGroupStateRequest,

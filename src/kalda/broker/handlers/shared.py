@@ -16,13 +16,13 @@ from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import message_of
 from kalda.protocol.access import operations_on
 from kalda.protocol.apis import response_class
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.metadata import EndpointType
+from kalda.protocol.messages.partitions import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
     FetchResponsePartitionData,
 )
-from kalda.protocol.messages.metadata import EndpointType
 from kalda.protocol.messages.security import AclResourceType
 from kalda.protocol.notation import Request, Struct
 from kalda.protocol.schema import WireField, wire_struct

@@ -25,9 +25,8 @@ from kalda.coordinator.groups.group_coordinator import GroupCoordinator, streams
 from kalda.coordinator.groups.streams.protocol import StreamsAnswer
 from kalda.coordinator.groups.streams.requests import named_topics
 from kalda.coordinator.groups.streams.topology import InternalTopic
-from kalda.protocol.access import CREATE_TOPIC, DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP
+from kalda.protocol.access import CLUSTER_RESOURCE_NAME, CREATE_TOPIC, DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.streams import (
     StreamsGroupDescribeRequest,

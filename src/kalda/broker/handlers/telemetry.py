@@ -35,12 +35,11 @@ from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Authorization, Row
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
 from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.telemetry import (
+from kalda.protocol.messages.admin import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,
     PushTelemetryRequest,

@@ -19,9 +19,8 @@ from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.controller.delegation_tokens import created
 from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
-from kalda.protocol.access import DESCRIBE_TOKEN, DESCRIBE_TOKENS
+from kalda.protocol.access import ANONYMOUS, DESCRIBE_TOKEN, DESCRIBE_TOKENS
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import ANONYMOUS
 from kalda.protocol.messages.security import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,

@@ -38,15 +38,16 @@ from kalda.coordinator.transactions.metadata import STATE_BY_LABEL, VERSION_2, P
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from kalda.metadata.features import TRANSACTION_VERSION
 from kalda.protocol.access import (
+    CLUSTER_RESOURCE_NAME,
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
     READ_GROUP,
     TWO_PHASE_COMMIT,
     WRITE_TOPIC,
     WRITE_TRANSACTIONAL_ID,
+    Caller,
 )
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,

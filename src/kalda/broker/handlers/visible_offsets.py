@@ -14,7 +14,7 @@ from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, mapped
 from kalda.coordinator.groups.offset_requests import group_requests, to_response
 from kalda.protocol.access import DESCRIBE_GROUP, DESCRIBE_TOPIC
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,

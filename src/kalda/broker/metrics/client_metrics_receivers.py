@@ -24,7 +24,7 @@ from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.scheduling import Clock, Pending, Timer, Timers
 from kalda.broker.channels.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression

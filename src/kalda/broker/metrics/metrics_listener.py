@@ -84,8 +84,8 @@ class MetricsListener:
         """The decision, or what is wrong with the question."""
         from kalda.base.errors import ApiError
         from kalda.protocol.messages.security import AclOperation, AclResourceType
-        from kalda.security.explanation import explain as explain_access
         from kalda.security.standard_authorizer import StandardAuthorizer
+        from kalda.security.standard_authorizer import explain as explain_access
 
         if not isinstance(self._authorizer, StandardAuthorizer):
             what = "no authorizer" if self._authorizer is None else "an authorizer of its own, which explains nothing"

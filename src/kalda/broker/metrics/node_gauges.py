@@ -29,11 +29,9 @@ from kalda.base.sensors import (
 )
 from kalda.broker.quorum.quorum_side import QuorumSide
 from kalda.broker.quorum.raft_times import RAFT
-from kalda.metadata.features import KRAFT_VERSION, supported_ranges
+from kalda.metadata.features import FEATURE_NAME, KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.metadata_version import FEATURE_NAME
-from kalda.raft.leader import LeaderRole
-from kalda.raft.roles import Role
+from kalda.raft.roles import LeaderRole, Role
 
 if TYPE_CHECKING:
     from kalda.controller.quorum_controller import QuorumController

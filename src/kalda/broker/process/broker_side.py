@@ -35,7 +35,7 @@ from kalda.broker.quorum.quorum_side import QuorumSide
 from kalda.broker.replicas.log_keeper import make_log_manager
 from kalda.broker.replicas.opening import OpeningPartitions
 from kalda.broker.replicas.publishing_faults import PublishingFaults
-from kalda.metadata.registration_tracker import BrokerRegistrationTracker
+from kalda.metadata.publisher import BrokerRegistrationTracker
 from kalda.protocol.messages.brokers import BrokerRegistrationRequestFeature, BrokerRegistrationRequestListener
 from kalda.storage.dirs.future_logs import Placed
 from kalda.storage.dirs.log_dir import LogDir

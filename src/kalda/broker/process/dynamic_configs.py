@@ -21,8 +21,7 @@ from kalda.base.configs.topic import TOPIC
 from kalda.base.configs.without_effect import idle_changes, idle_group_changes, idle_topic_changes
 from kalda.broker.replicas.publishing_faults import PublishingFaults
 from kalda.metadata.configs import ConfigResource, broker_resource
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.storage.config import LogConfig
 
 log = logging.getLogger("kalda.broker")

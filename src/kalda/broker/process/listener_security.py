@@ -27,8 +27,7 @@ from kalda.network.server.server import Listener
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header
 from kalda.security.mechanisms import LoginOutcome, Question, ServerMechanism
-from kalda.security.principal_names import BadCertificate, identity_of
-from kalda.security.principals import AuthenticationContext, PrincipalBuilder
+from kalda.security.principals import AuthenticationContext, BadCertificate, PrincipalBuilder, identity_of
 from kalda.security.server_login import (
     Authenticated,
     Failed,

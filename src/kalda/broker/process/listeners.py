@@ -19,7 +19,7 @@ from kalda.broker.process.node_parts import NodeParts
 from kalda.network.server.connection import Answer, Connection, FrameHandler
 from kalda.network.server.limits import Limits, NodeLimits, by_address
 from kalda.network.server.server import Peers, Server
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 
 log = logging.getLogger("kalda.node")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from kalda.base.configs.server import ServerConfig
 from kalda.base.disk import Disk
 from kalda.broker.process.disk import absolute_dir
-from kalda.metadata.bootstrap import METADATA_DIR
+from kalda.metadata.formatter import METADATA_DIR
 from kalda.metadata.meta_properties import MetaPropertiesError
 from kalda.storage.file_names import DELETE_DIR_SUFFIX, LOG_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
 

@@ -28,7 +28,7 @@ from kalda.broker.requests.quotas import NodeQuotas
 from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.server.connection import FrameHandler
-from kalda.protocol.caller import Authorizer
+from kalda.protocol.access import Authorizer
 from kalda.storage.checkpoints import LOCK_FILE
 
 if TYPE_CHECKING:

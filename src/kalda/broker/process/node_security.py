@@ -38,13 +38,17 @@ from kalda.network.login.kerberos import GssapiServer, Kerberos, default_realm
 from kalda.network.python_classes import make
 from kalda.network.tls.contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.security.jaas import JaasEntry, parse_jaas
-from kalda.security.jwt import ClaimRules
-from kalda.security.kerberos_names import KerberosNames
 from kalda.security.keystores import der_of
 from kalda.security.mechanisms import PlainServer, ServerMechanism, plain_users
-from kalda.security.oauthbearer import OAuthBearerServer
-from kalda.security.principal_names import Identity, PrincipalMapping, identity_of
-from kalda.security.principals import DefaultPrincipalBuilder, PrincipalBuilder
+from kalda.security.oauthbearer import ClaimRules, OAuthBearerServer
+from kalda.security.principals import (
+    DefaultPrincipalBuilder,
+    Identity,
+    KerberosNames,
+    PrincipalBuilder,
+    PrincipalMapping,
+    identity_of,
+)
 from kalda.security.scram import NONCE_BYTES, ScramServer
 from kalda.security.tls_settings import TlsSettings
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from kalda.broker.handlers.services import Services
     from kalda.broker.requests.node_authorizer import NodeAuthorizer
     from kalda.broker.requests.quotas import NodeQuotas
-    from kalda.metadata.registration_tracker import BrokerRegistrationTracker
-    from kalda.metadata.snapshot_generator import SnapshotGenerator
+    from kalda.metadata.publisher import BrokerRegistrationTracker, SnapshotGenerator
 
 
 def publishers_of_node(

@@ -24,17 +24,15 @@ from kalda.broker.quorum.raft_channel import RaftChannel
 from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.broker.quorum.raft_listeners import Registration
 from kalda.broker.requests.api_versions import Features
-from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
 from kalda.metadata.features import KRAFT_VERSION, VersionRange
+from kalda.metadata.formatter import METADATA_DIR, read_bootstrap
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
-from kalda.metadata.snapshot_generator import SnapshotGenerator
+from kalda.metadata.publisher import SnapshotGenerator
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.batches import CommittedBatch
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
-from kalda.raft.snapshots import SnapshotReader
-from kalda.raft.values import RaftConfig, ReplicaKey, VoterEndpoint
-from kalda.raft.voters import VoterSet
+from kalda.raft.snapshots import CommittedBatch, SnapshotReader
+from kalda.raft.voters import RaftConfig, ReplicaKey, VoterEndpoint, VoterSet
 
 if TYPE_CHECKING:
     from kalda.broker.policies import Policies

@@ -18,9 +18,9 @@ from kalda.base.scheduling import Pending
 from kalda.network.client.addresses import all_refuse
 from kalda.network.client.channel import Address, Channel
 from kalda.network.client.client import Reach, RpcPolicy
-from kalda.protocol.calls import ConnectionRefused
+from kalda.protocol.framing import ConnectionRefused
 from kalda.protocol.notation import Request
-from kalda.raft.values import Destination
+from kalda.raft.voters import Destination
 
 log = logging.getLogger("kalda.quorum")
 

@@ -37,20 +37,18 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.scheduling import Clock, Jobs, Pending, Reentrancy, Timer, Timers
 from kalda.broker.quorum.raft_listeners import LeaderAndEpoch, RaftListeners
 from kalda.broker.quorum.raft_times import RaftTimes
-from kalda.protocol.calls import ConnectionRefused
+from kalda.protocol.framing import ConnectionRefused
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft import effects as fx
 from kalda.raft import events as ev
+from kalda.raft import events as fx
 from kalda.raft import reconfiguration, rpc, wire
-from kalda.raft.batches import CommittedBatch, encode_batch
-from kalda.raft.leader import LeaderRole
 from kalda.raft.machine import RaftMachine
 from kalda.raft.metadata_log import MetadataLog
-from kalda.raft.roles import Follower, Resigned
-from kalda.raft.values import Destination, OffsetAndEpoch, RaftConfig
-from kalda.raft.voters import VoterSet
+from kalda.raft.roles import Follower, LeaderRole, Resigned
+from kalda.raft.snapshots import CommittedBatch, encode_batch
+from kalda.raft.voters import Destination, OffsetAndEpoch, RaftConfig, VoterSet
 from kalda.records.control import control_batch, read_control_batch
 
 _LOG = logging.getLogger("kalda.raft")

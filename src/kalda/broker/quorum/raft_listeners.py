@@ -24,10 +24,9 @@ from typing import NamedTuple, Protocol
 
 from kalda.base.background import Background, Steps
 from kalda.base.scheduling import Reentrancy
-from kalda.raft.batches import CommittedBatch
 from kalda.raft.metadata_log import MetadataLog
-from kalda.raft.snapshots import SnapshotReader
-from kalda.raft.values import BOOTSTRAP_SNAPSHOT
+from kalda.raft.snapshots import CommittedBatch, SnapshotReader
+from kalda.raft.voters import BOOTSTRAP_SNAPSHOT
 
 MAX_BATCHES_PER_PASS = 256
 MAX_BYTES_PER_PASS = 128 * 1024

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 
 from kalda.base.sensors import Measurable, SensorName
 from kalda.base.stats import Avg, Max, Rate
-from kalda.raft.leader import LeaderRole
-from kalda.raft.roles import Candidate, Follower, Prospective, Role
+from kalda.raft.roles import Candidate, Follower, LeaderRole, Prospective, Role
 
 RAFT = "kafka.server:type=raft-metrics"
 

@@ -19,7 +19,7 @@ from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
-from kalda.protocol.calls import ConnectionRefused
+from kalda.protocol.framing import ConnectionRefused
 from kalda.protocol.notation import Request
 from kalda.replication.alter_partition import AlterPartitionQueue
 from kalda.replication.followers import IsrOutcome, IsrProposal

@@ -38,10 +38,8 @@ from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition,
 from kalda.base.scheduling import Pending, Timer
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.coordinators import Coordinators
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import EMPTY, MetadataImage
-from kalda.metadata.partition import PartitionRegistration
-from kalda.metadata.topics import LocalChanges, LocalPartition
+from kalda.metadata.image import EMPTY, MetadataDelta, MetadataImage
+from kalda.metadata.topics import LocalChanges, LocalPartition, PartitionRegistration
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.dirs.log_manager import NewLog

@@ -34,7 +34,7 @@ from kalda.broker.requests.rows import QuotaClass, Row
 from kalda.broker.requests.throttling import ClientThrottle, is_follower, mutation_pause_ms
 from kalda.network.server.connection import Buffer
 from kalda.protocol.apis import API, response_class
-from kalda.protocol.messages.fetch import FetchRequest
+from kalda.protocol.messages.partitions import FetchRequest
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.schema import is_flexible, wire_struct
 from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas

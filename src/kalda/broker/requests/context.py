@@ -14,8 +14,8 @@ from kalda.base.background import Steps
 from kalda.base.samples import FreeUse
 from kalda.base.scheduling import Pending
 from kalda.network.server.connection import Buffer, Connection
+from kalda.protocol.access import ANONYMOUS, Authorizer, Caller
 from kalda.protocol.apis import API
-from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
 from kalda.protocol.framing import RequestHeader
 from kalda.protocol.notation import Response
 

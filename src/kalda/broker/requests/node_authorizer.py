@@ -18,8 +18,7 @@ from typing import Any
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timers
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
 from kalda.network.python_classes import WatchedClass
 from kalda.security.custom_authorizer import AuthorizerClass, CustomAuthorizer

@@ -39,8 +39,8 @@ from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.rows import Authorization, LateRow, Row
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.network.server.connection import Answer, Buffer, Connection
+from kalda.protocol.access import Authorizer, Caller
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
-from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
 from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.encoder import ErrorCounts

@@ -27,8 +27,7 @@ from kalda.base.sensors import Sensors
 from kalda.broker.process.shell import Host
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.throttling import ClientThrottle
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
 from kalda.network.python_classes import WatchedClass
 from kalda.quota.callback import ClientQuotaCallback

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Stage
-from kalda.protocol.access import Need
+from kalda.protocol.access import Caller, Need
 from kalda.protocol.apis import API, ApiKey, Listener
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response
 

@@ -13,9 +13,9 @@ from typing import Final
 from kalda.base.sensors import Durations, Measurable, SensorName, Tags, quantile_sensors
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import QuotaClass
+from kalda.protocol.access import Caller
 from kalda.protocol.apis import API, ApiKey
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.fetch import FetchRequest
+from kalda.protocol.messages.partitions import FetchRequest
 from kalda.quota.client_quotas import ClientQuotas, ClientSensors
 from kalda.quota.decisions import Decision
 from kalda.quota.entities import printable

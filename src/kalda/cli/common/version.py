@@ -30,7 +30,7 @@ def version(bootstrap_server: str | None, config: Mapping[str, object]) -> None:
     import sys
 
     import kalda
-    from kalda.metadata.metadata_version import LATEST_PRODUCTION
+    from kalda.metadata.features import LATEST_PRODUCTION
     from kalda.records import scan
     from kalda.records._uncompiled import ADVICE
 
@@ -55,7 +55,7 @@ def version(bootstrap_server: str | None, config: Mapping[str, object]) -> None:
 
 def _of_cluster(bootstrap_server: str | None, config: Mapping[str, object]) -> dict[str, object]:
     """Raises `ApiError`."""
-    from kalda.metadata.metadata_version import FEATURE_NAME, from_level
+    from kalda.metadata.features import FEATURE_NAME, from_level
 
     def named(level: int) -> str:
         try:

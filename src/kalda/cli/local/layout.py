@@ -23,7 +23,7 @@ from kalda.base.texts import format_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import free_ports, is_free
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 from kalda.storage.checkpoints import replace_file
 
 FILE = "cluster.json"

@@ -19,7 +19,7 @@ from kalda.cli.local.ports import check_not_running, check_ports, moved
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.config_providers import resolve
-from kalda.raft.values import VoterEndpoint
+from kalda.raft.voters import VoterEndpoint
 from kalda.storage.checkpoints import replace_file
 
 DEFAULT_DIRECTORY = "kalda-data"

@@ -88,7 +88,7 @@ def offsets_of(
 ) -> dict[TopicPartition, int]:
     """The offset of the place in each partition; the end where all records are older. With `read_committed`, none is
     behind the last stable offset: what is behind it cannot be read yet. Raises `ApiError`."""
-    from kalda.protocol.messages.fetch import OffsetSpec
+    from kalda.protocol.messages.partitions import OffsetSpec
 
     match place.kind:
         case PlaceKind.OFFSET:

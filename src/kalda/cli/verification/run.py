@@ -41,7 +41,7 @@ from kalda.client.producer.producer import Producer
 from kalda.client.transport.config_files import keys_of
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, FatalTransactionError
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, OffsetSample, Operation, Seen, Settings
 from kalda.verify.history_file import FIRST_LINE

@@ -14,7 +14,7 @@ from kalda.cli.verification.processes import now_us
 from kalda.client.consumer.consumer import Consumer
 from kalda.client.transport.config_files import keys_of
 from kalda.clientcore.consuming.commits import GroupMetadata
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record
 from kalda.verify.history import OffsetSample, Read, Seen
 

@@ -20,7 +20,7 @@ from kalda.clientcore.administration import (
     single,
 )
 from kalda.clientcore.connections.errors import UnknownTopic, refused
-from kalda.protocol.messages.configs import (
+from kalda.protocol.messages.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,

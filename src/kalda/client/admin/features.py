@@ -9,7 +9,7 @@ from kalda import __version__
 from kalda.base.errors import ApiError
 from kalda.clientcore.administration import ANY, Ask, Plan, error_of, single
 from kalda.clientcore.connections.errors import refused
-from kalda.protocol.calls import api_versions_request
+from kalda.protocol.framing import api_versions_request
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import (
     FeatureUpdateKey,

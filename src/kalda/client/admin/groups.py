@@ -42,15 +42,13 @@ from kalda.clientcore.consuming.commits import (
     read_committed,
 )
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.groups import (
+    ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
     MemberIdentity,
-)
-from kalda.protocol.messages.offsets import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,

@@ -10,7 +10,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, Target, TargetKind, error_of, per_item, single
 from kalda.clientcore.connections.errors import refused
-from kalda.protocol.calls import PeerVersions, api_versions_request, peer_versions
+from kalda.protocol.framing import PeerVersions, api_versions_request, peer_versions
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,

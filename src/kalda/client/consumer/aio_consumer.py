@@ -32,7 +32,7 @@ from kalda.client.consumer.consumer_calls import (
 )
 from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from kalda.client.transport.channels import monotonic_ms
 from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:

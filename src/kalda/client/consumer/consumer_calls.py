@@ -22,7 +22,7 @@ from kalda.clientcore.consuming.fetcher import Taken
 from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, OffsetAndEpoch, SubscriptionKind
 from kalda.clientcore.groups.membership import Call, Callback
 from kalda.clientcore.interceptors import close_all, interceptors_of
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:

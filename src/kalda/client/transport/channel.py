@@ -15,7 +15,7 @@ from itertools import islice
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, Portable
 from kalda.clientcore.connections.connections import SocketAddress
 from kalda.network.frames import Arena, BadFrameSize, FrameReader
-from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
+from kalda.protocol.framing import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.protocol.notation import Buffer
 
 _MOST_BUFFERS = 64

@@ -19,7 +19,7 @@ from kalda.clientcore.connections.connections import Close, Connect, SocketAddre
 
 if TYPE_CHECKING:
     from kalda.client.transport.sasl_channel import SaslChannel
-    from kalda.security.login import ClientLogin
+    from kalda.security.mechanisms import ClientLogin
 
 
 class Watch(Protocol):

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from kalda.base.errors import ApiError, InvalidRequest, Portable
 from kalda.client.transport.channel import Channel
 from kalda.network.client.security import ClientSecurity
-from kalda.protocol.calls import RENEWAL_SHARE, Call, frame_request
+from kalda.protocol.framing import RENEWAL_SHARE, Call, frame_request
 from kalda.protocol.notation import Buffer, Request
-from kalda.security.login import ClientLogin, authentication_failed
+from kalda.security.mechanisms import ClientLogin, authentication_failed
 
 _FIRST_CORRELATION_ID = -1_000_000_000
 """The ids of a client's own requests are positive."""

@@ -40,7 +40,7 @@ from kalda.clientcore.connections.client_metrics import ClientMetrics, NodeTraff
 from kalda.clientcore.connections.cluster_values import Address, Broker
 from kalda.clientcore.connections.errors import UnresolvedBootstrap
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.calls import (
+from kalda.protocol.framing import (
     Call,
     PeerVersions,
     api_versions_request,

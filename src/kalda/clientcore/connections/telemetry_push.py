@@ -169,7 +169,7 @@ class TelemetryPusher:
         if node_id is None:
             self.due_ms = now_ms + (_SOON_MS if self._awaiting else _RETRY_MS)
             return
-        from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
+        from kalda.protocol.messages.admin import GetTelemetrySubscriptionsRequest
 
         self.state, self.due_ms = PushState.GETTING, _NEVER_MS
         request = GetTelemetrySubscriptionsRequest(client_instance_id=self.instance_id)
@@ -209,7 +209,7 @@ class TelemetryPusher:
             else:
                 self.due_ms = now_ms + _RETRY_MS
             return
-        from kalda.protocol.messages.telemetry import PushTelemetryRequest
+        from kalda.protocol.messages.admin import PushTelemetryRequest
 
         wall_ms = self._wall_ms()
         found = [each for each in self._measured(now_ms) if self._is_subscribed(each.name)]

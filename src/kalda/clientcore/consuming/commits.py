@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,

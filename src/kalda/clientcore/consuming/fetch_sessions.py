@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     FetchRequestFetchPartition,
     FetchRequestFetchTopic,
     FetchRequestForgottenTopic,

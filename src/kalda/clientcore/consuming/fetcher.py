@@ -34,7 +34,7 @@ from kalda.clientcore.consuming.consumer_errors import OffsetOutOfRange, Undecod
 from kalda.clientcore.consuming.consumer_metrics import ConsumerMetrics, Fetched
 from kalda.clientcore.consuming.fetch_sessions import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Wanted
 from kalda.clientcore.consuming.subscription import PartitionState, Reset, Subscription
-from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponsePartitionData
+from kalda.protocol.messages.partitions import FetchRequest, FetchResponse, FetchResponsePartitionData
 from kalda.records.batch import TIMESTAMP_TYPE_BIT, BatchHeader, Buffer, check_crc, iter_batches
 from kalda.records.builder import in_current_format, read_records, records_section, with_range
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression

@@ -28,7 +28,7 @@ from kalda.clientcore.consuming.commits import MAX_OFFSET_FETCH, committed_reque
 from kalda.clientcore.consuming.consumer_errors import LogTruncated, NoOffset, Operation
 from kalda.clientcore.consuming.subscription import LATEST, OffsetAndEpoch, PartitionState, Reset, Status, Subscription
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.fetch import (
+from kalda.protocol.messages.partitions import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kalda.base.ids import TopicPartition
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 
 
 class SubscriptionKind(Enum):

@@ -39,7 +39,7 @@ from kalda.clientcore.consuming.consumer_errors import CommitFailed, Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.groups.membership import Membership
-from kalda.protocol.messages.offsets import OffsetCommitRequest
+from kalda.protocol.messages.groups import OffsetCommitRequest
 from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 

@@ -39,7 +39,7 @@ from kalda.clientcore.groups.membership import (
     MembershipConfig,
     Target,
 )
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,
 )

@@ -49,7 +49,7 @@ from kalda.clientcore.producing.producer_metrics import ProducerMetrics
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.codec import encode
 from kalda.protocol.framing import encode_request_header, encode_response
-from kalda.protocol.messages.produce import (
+from kalda.protocol.messages.partitions import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,

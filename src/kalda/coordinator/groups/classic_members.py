@@ -26,7 +26,7 @@ from kalda.coordinator.groups.kind_groups import known_instance
 from kalda.coordinator.groups.migration import Migration, classic_metadata
 from kalda.coordinator.groups.records import MAX_GROUP_BYTES, GroupLogRecord
 from kalda.coordinator.partition import CoordinatorPartition
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,

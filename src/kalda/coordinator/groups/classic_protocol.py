@@ -30,7 +30,7 @@ from kalda.coordinator.groups.rebalance import Rebalancer, Write
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import MAX_GROUP_BYTES, GroupRecord
 from kalda.coordinator.timers import EventClock
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,

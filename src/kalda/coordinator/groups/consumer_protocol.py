@@ -34,15 +34,14 @@ from kalda.coordinator.groups.reconciliation import OwnedPartitions, Reconciliat
 from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock
-from kalda.protocol.access import DESCRIBE_TOPIC
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.access import DESCRIBE_TOPIC, Caller
+from kalda.protocol.messages.group_records import ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue
+from kalda.protocol.messages.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     ConsumerGroupHeartbeatResponseAssignment,
     ConsumerGroupHeartbeatResponseTopicPartitions,
 )
-from kalda.protocol.messages.group_records import ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from kalda.coordinator.groups.share_group import ShareGroup, ShareMember
 from kalda.coordinator.groups.streams.group import MemberOffsets, StreamsGroup, Topology
 from kalda.coordinator.groups.streams.member import StreamsMember
 from kalda.coordinator.groups.streams.topology import ConfiguredSubtopology, InternalTopic
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.messages.group_records import StreamsGroupTopologyValueTopicInfo
+from kalda.protocol.messages.groups import (
     ConsumerGroupDescribeResponseAssignment,
     ConsumerGroupDescribeResponseDescribedGroup,
     ConsumerGroupDescribeResponseMember,
     ConsumerGroupDescribeResponseTopicPartitions,
 )
-from kalda.protocol.messages.group_records import StreamsGroupTopologyValueTopicInfo
 from kalda.protocol.messages.share import (
     ShareGroupDescribeResponseAssignment,
     ShareGroupDescribeResponseDescribedGroup,

@@ -52,14 +52,12 @@ from kalda.coordinator.groups.streams.requests import check_heartbeat as check_s
 from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.consumer_groups import (
+from kalda.protocol.access import Caller
+from kalda.protocol.messages.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponseDescribedGroup,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
-)
-from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
     DeleteGroupsResponse,

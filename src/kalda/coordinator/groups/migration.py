@@ -32,10 +32,7 @@ from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import EventClock
-from kalda.protocol.messages.group_records import (
-    ClassicMemberMetadata,
-    ClassicProtocol,
-)
+from kalda.protocol.messages.group_records import ClassicMemberMetadata, ClassicProtocol
 
 log = logging.getLogger(__name__)
 

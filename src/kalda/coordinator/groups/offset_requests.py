@@ -21,8 +21,8 @@ from kalda.coordinator.groups.shard import GroupShard, shard_of
 from kalda.coordinator.groups.streams.group import StreamsGroup
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.access import Caller
+from kalda.protocol.messages.groups import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,

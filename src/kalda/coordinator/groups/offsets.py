@@ -22,7 +22,7 @@ from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
 from kalda.coordinator.groups.streams.group import StreamsGroup
 from kalda.coordinator.groups.topic_catalog import TopicSource
-from kalda.protocol.messages.offsets import (
+from kalda.protocol.messages.groups import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,

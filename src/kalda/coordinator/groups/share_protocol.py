@@ -35,7 +35,7 @@ from kalda.coordinator.groups.share_group import ShareGroup, ShareGroups, ShareM
 from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.share import (
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,

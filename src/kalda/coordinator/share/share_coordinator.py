@@ -19,7 +19,7 @@ from kalda.base.stats import Avg, Max, Meter
 from kalda.coordinator.answers import answer_after_all, write_error
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.coordinator.share.shard import NO_COUNT, ShareCoordinatorConfig, ShareShard, ShareState
-from kalda.protocol.messages.share_state import (
+from kalda.protocol.messages.share import (
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateRequestPartitionData,
     DeleteShareGroupStateResponse,

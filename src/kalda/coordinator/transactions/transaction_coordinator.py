@@ -42,7 +42,7 @@ from kalda.coordinator.transactions.metadata import (
 )
 from kalda.coordinator.transactions.records import TransactionRecord
 from kalda.coordinator.transactions.shard import Markers, ProducerIdSource, TransactionShard
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.transactions import (
     DescribeTransactionsResponseTopicData,
     DescribeTransactionsResponseTransactionState,

@@ -25,7 +25,7 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.scheduling import GRACE_MS, RUN_ON_MS
 from kalda.network.client.addresses import AddressIndex, IsRefused, addresses_of
 from kalda.network.frames import Arena, FrameReader
-from kalda.protocol.calls import (
+from kalda.protocol.framing import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
     RENEWAL_SHARE,

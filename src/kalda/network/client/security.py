@@ -23,10 +23,8 @@ from kalda.base.errors import ApiError
 from kalda.network.login.jaas_file import CLIENT_SECTION, find_entry
 from kalda.network.python_classes import make
 from kalda.security.jaas import BadJaas, JaasEntry, parse_jaas
-from kalda.security.jwt import split_token
-from kalda.security.login import ClientLogin, authentication_failed
-from kalda.security.mechanisms import ClientMechanism, PlainClient, SaslFailed
-from kalda.security.oauthbearer import OAuthBearerClient
+from kalda.security.mechanisms import ClientLogin, ClientMechanism, PlainClient, SaslFailed, authentication_failed
+from kalda.security.oauthbearer import OAuthBearerClient, split_token
 from kalda.security.scram import MECHANISMS as SCRAM_MECHANISMS
 from kalda.security.scram import NONCE_BYTES, ScramClient
 from kalda.security.tls_settings import TlsSettings
@@ -438,7 +436,7 @@ class ClientSecurity:
             return token_of(self._own)
         if self._kept is not None:
             return self._kept.token()
-        from kalda.security.jwt import claims_of_options, unsecured_token
+        from kalda.security.oauthbearer import claims_of_options, unsecured_token
 
         claims = claims_of_options(self._options, time.time())
         if claims is None:

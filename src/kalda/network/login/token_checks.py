@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from kalda.network.login.token_validation import check_url, signed_tokens
 from kalda.network.python_classes import make
-from kalda.security.jwt import split_token
-from kalda.security.oauthbearer import InvalidToken
+from kalda.security.oauthbearer import InvalidToken, split_token
 
 VALIDATOR = "sasl.oauthbearer.jwt.validator.class"
 _KAFKA = "org.apache.kafka.common.security.oauthbearer."

@@ -29,7 +29,7 @@ from kalda.network.login.token_checks import TokenSettings
 from kalda.network.login.token_validation import Refused, read_url, retrying
 from kalda.network.named_files import read_named_file, read_named_text
 from kalda.network.python_classes import make
-from kalda.security.jwt import split_token
+from kalda.security.oauthbearer import split_token
 
 # Assertions: signed tokens by which a client asks for a token (RFC 7523, KIP-1139), in place of a secret.
 #

@@ -21,8 +21,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from kalda.network.named_files import read_named_file
-from kalda.security.jwt import ClaimRules, split_token, unsecured_claims, validate
-from kalda.security.oauthbearer import InvalidToken, ValidToken
+from kalda.security.oauthbearer import ClaimRules, InvalidToken, ValidToken, split_token, unsecured_claims, validate
 
 log = logging.getLogger("kalda.authentication")
 T = TypeVar("T")
@@ -35,7 +34,7 @@ _SIGNATURE_ONLY: Any = {
         ("verify_exp", "verify_nbf", "verify_iat", "verify_aud", "verify_iss", "verify_sub", "verify_jti"), False
     ),
 }
-"""Kafka's rules for claims differ from PyJWT's; see `kalda.security.jwt`."""
+"""Kafka's rules for claims differ from PyJWT's; see `kalda.security.oauthbearer`."""
 _MAX_BYTES = 1024 * 1024
 _TIMEOUT_S = 10.0
 _MIN_REFRESH_S = 10.0

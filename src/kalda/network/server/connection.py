@@ -43,7 +43,7 @@ from kalda.network.server.limits import Limits
 from kalda.network.server.peer_log import describe_opening, log
 from kalda.network.server.request_memory import SMALL_BYTES, RequestMemory
 from kalda.network.server.turns import FEW_REQUESTS, SLOW_NS, Turns
-from kalda.protocol.caller import ANONYMOUS
+from kalda.protocol.access import ANONYMOUS
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")

@@ -54,7 +54,7 @@ from kalda.pipeline.engine.restarts import Restarts
 from kalda.pipeline.engine.runs import FlowReport, FlowState
 from kalda.pipeline.files import locked, read_state, replace_text
 from kalda.pipeline.session import PipelineError, refuse_ended
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.spark import offset_ranges
 from kalda.spark.options import CONNECTION
 from kalda.spark.sink_options import EXACTLY_ONCE

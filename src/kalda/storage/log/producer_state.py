@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.protocol.messages.control_records import EndTxnMarker
+from kalda.protocol.messages.log_records import EndTxnMarker
 from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader
 from kalda.records.control import ControlType, read_control_batch
 from kalda.storage.log.producer_limit import ProducerIdLimit

@@ -9,7 +9,7 @@ from kalda.base.ids import ZERO_UUID
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.offsets import Offsets
 from kalda.coordinator.groups.records import CommittedOffset, OffsetRecord
-from kalda.protocol.messages.offsets import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from kalda.protocol.messages.groups import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from kalda.statemachine.timeline import SnapshotRegistry
 
 

@@ -14,7 +14,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.broker.process.disk import RealDisk
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.values import ReplicaKey
+from kalda.raft.voters import ReplicaKey
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed

@@ -53,7 +53,7 @@ from kalda.coordinator.groups.streams.requests import check_tasks, convert_topol
 from kalda.coordinator.groups.streams.topology import ConfiguredTopology, InternalTopic, configure_topology
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import Caller
 from kalda.protocol.messages.streams import (
     Status,
     StreamsGroupHeartbeatRequest,
