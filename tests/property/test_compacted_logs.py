@@ -15,8 +15,8 @@ from kalda.records.builder import Record, build_batch, read_records, rebuild_bat
 from kalda.records.compaction import BatchFilter
 from kalda.records.compression import Compression
 from kalda.records.control import ControlType, read_control_type, transaction_marker_batch
-from kalda.storage.compaction import passes, rules
-from kalda.storage.compaction.rules import LastRecord
+from kalda.storage.compaction import passes
+from kalda.storage.compaction.passes import LastRecord
 from kalda.storage.log.log import Log
 from kalda.storage.values import AppendOrigin
 
@@ -277,7 +277,7 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
         written = 0
 
         def __init__(self, *rules: Any) -> None:
-            self.filter_batch = BatchFilter(*rules).filter_batch
+            self.filter_batch = BatchFilter(*passes).filter_batch
 
         def run(self, chunk: object, at: int, stop: int) -> int:
             return at
@@ -289,7 +289,7 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
 
         def clear(self) -> None: ...
 
-    monkeypatch.setattr(rules, "BatchFilter", NoRuns)
+    monkeypatch.setattr(passes, "BatchFilter", NoRuns)
     single, others = logged(seed)
     assert layouts == others
     for node in (by_runs, single):
@@ -303,11 +303,11 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
 @pytest.mark.parametrize("seed", SEEDS[::5])
 def test_a_small_buffer_and_small_slices_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, layouts = logged(seed)
-    monkeypatch.setattr(rules, "BatchFilter", lambda *rules: BatchFilter(*rules, 2_000))
+    monkeypatch.setattr(passes, "BatchFilter", lambda *rules: BatchFilter(*passes, 2_000))
     monkeypatch.setattr(passes, "_WRITE_BYTES", 700)
     monkeypatch.setattr(passes, "_READ_BYTES", 500)
     monkeypatch.setattr(passes, "_LEAST_READ_BYTES", 300)
-    monkeypatch.setattr("kalda.storage.compaction.cleaning_run.SLICE_BYTES", 300)
+    monkeypatch.setattr("kalda.storage.compaction.cleaner.SLICE_BYTES", 300)
     parts, others = logged(seed)
     assert layouts == others
     assert [batch.data for batch in batches(whole.log)] == [batch.data for batch in batches(parts.log)]

@@ -14,15 +14,15 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
-from kalda.storage.log.loader import Unopened
-from kalda.storage.log.log import Log
-from kalda.storage.log.truncation import (
+from kalda.storage.log.deletion import (
     begin_anew_at,
     begin_truncation,
     start_truncations,
     truncate_fully_and_start_at,
     truncate_to,
 )
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
 TP = TopicPartition("t", 0)

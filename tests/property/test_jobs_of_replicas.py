@@ -24,14 +24,13 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import write_meta_properties
-from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
-from kalda.storage.compaction.cleaning_run import Cleaning
+from kalda.storage.compaction.cleaner import CleanerConfig, Cleaning, LogCleaner
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
+from kalda.storage.log.deletion import begin_anew_at, begin_truncation, start_truncations
 from kalda.storage.log.log import Log
 from kalda.storage.log.snapshot_jobs import TimeSearch, open_logs, run_snapshot
-from kalda.storage.log.truncation import begin_anew_at, begin_truncation, start_truncations
 from kalda.storage.values import FetchInfo
 
 TP = TopicPartition("t", 0)

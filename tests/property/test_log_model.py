@@ -17,13 +17,12 @@ from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage.config import LogConfig
-from kalda.storage.log import recovery, truncation
+from kalda.storage.log import deletion, loader
+from kalda.storage.log.deletion import delete_old_segments, truncate_fully_and_start_at, truncate_to
 from kalda.storage.log.loader import Loading, Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_old_segments
 from kalda.storage.log.snapshot_jobs import ColdRead
 from kalda.storage.log.state import Unsynced
-from kalda.storage.log.truncation import truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendInfo
 
 TP = TopicPartition("events", 3)
@@ -260,8 +259,8 @@ ABLATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "recovery is synced": lambda patch: patch.setattr(Loading, "_sync", lambda *_: None),
     "names are synced": lambda patch: patch.setattr(Unsynced, "_sync_dirs", lambda _: None),
     "files are synced": lambda patch: patch.setattr(SimFile, "sync", lambda _: None),
-    "batches are checked": lambda patch: patch.setattr(recovery, "check_crc", lambda *_: None),
-    "the recovery point is lowered": lambda patch: patch.setattr(truncation, "lower_recovery_point", lambda *_: None),
+    "batches are checked": lambda patch: patch.setattr(loader, "check_crc", lambda *_: None),
+    "the recovery point is lowered": lambda patch: patch.setattr(deletion, "lower_recovery_point", lambda *_: None),
 }
 
 

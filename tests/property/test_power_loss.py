@@ -29,10 +29,10 @@ from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk, _DirNode
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
-from kalda.storage.log.retention import delete_old_segments
+from kalda.storage.log.deletion import delete_old_segments
 
 RETENTION_MS = 100_000
 CONFIG = LogConfig(

@@ -21,11 +21,11 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import begin_truncation
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.snapshot_jobs import collect_aborted
 from kalda.storage.log.state import StandaloneHooks
-from kalda.storage.log.truncation import begin_truncation
 from kalda.storage.log.txn_index import AbortedTxn
 from kalda.storage.values import AppendOrigin
 

@@ -33,7 +33,7 @@ from kalda.protocol.messages.partitions import (
     ListOffsetsTopicResponse,
 )
 from kalda.records.builder import build_batch, read_records
-from kalda.replication.alter_partition import AlterPartitionQueue
+from kalda.replication.controller_requests import AlterPartitionQueue
 from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.followers import IsrOutcome, IsrProposal
@@ -42,9 +42,9 @@ from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher, Rep
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import start_truncations
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.truncation import start_truncations
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x77")

@@ -31,9 +31,9 @@ from kalda.protocol.messages.share import (
 )
 from kalda.records.batch import iter_batches
 from kalda.replication.share.dead_letters import DeadRecords
+from kalda.replication.share.share_fetch import ShareSessions
 from kalda.replication.share.share_partition import ShareSettings
 from kalda.replication.share.share_partitions import EARLIEST, SharePartitions
-from kalda.replication.share.share_session import ShareSessions
 
 Ack = tuple[int, int, AcknowledgeType]
 

@@ -29,7 +29,7 @@ from kalda.protocol.messages.partitions import (
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
-from kalda.storage.log.truncation import truncate_to
+from kalda.storage.log.deletion import truncate_to
 
 PARTITIONS = 3
 

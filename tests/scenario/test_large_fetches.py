@@ -14,7 +14,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.scheduling import Pending
 from kalda.protocol.messages.partitions import FetchResponse
-from kalda.replication import partition_reads
+from kalda.replication import fetch
 from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchEntry
 
@@ -36,8 +36,8 @@ class Turns:
             self.read[-1] += len(entries)
             return read(each, entries, note_follower)
 
-        monkeypatch.setattr(partition_reads, "READ_AT_ONCE", AT_ONCE)
-        monkeypatch.setattr(partition_reads, "ITEMS_A_STEP", AT_ONCE)
+        monkeypatch.setattr(fetch, "READ_AT_ONCE", AT_ONCE)
+        monkeypatch.setattr(fetch, "ITEMS_A_STEP", AT_ONCE)
         monkeypatch.setattr(Fetch, "_read", counted)
 
     def take(self, count: int = 100) -> None:
@@ -151,7 +151,7 @@ def in_memory(response: FetchResponse | Pending[FetchResponse]) -> list[int]:
 
 def test_records_in_memory_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each partition has a batch of 90 KB: the answer ends with the one that exceeds the bound, without a wait."""
-    monkeypatch.setattr(partition_reads, "_COPIED_BYTES", 100_000)
+    monkeypatch.setattr(fetch, "_COPIED_BYTES", 100_000)
     large_batches(world, 1)
     answer = world.fetch(*ALL, min_bytes=1 << 20)
     assert isinstance(answer, FetchResponse)
@@ -159,7 +159,7 @@ def test_records_in_memory_are_bounded(world: World, monkeypatch: pytest.MonkeyP
 
 
 def test_slices_take_no_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_reads, "_COPIED_BYTES", 100_000)
+    monkeypatch.setattr(fetch, "_COPIED_BYTES", 100_000)
     large_batches(world, 4)
     answer = world.fetch(*ALL, max_bytes=1 << 30, min_bytes=1 << 20)
     assert all(each.records for each in answers_of(answer).values())

@@ -31,7 +31,7 @@ from kalda.protocol.messages.partitions import (
     TopicProduceData,
 )
 from kalda.records.builder import build_batch
-from kalda.replication import partition_reads
+from kalda.replication import fetch
 
 AT = TopicPartition("a", 0)
 
@@ -221,7 +221,7 @@ def test_a_wait_for_followers_goes_on_after_the_wait_for_the_partition(broker: B
 
 
 def test_a_large_fetch_is_read_in_steps_after_its_wait(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_reads, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(fetch, "READ_AT_ONCE", 1)
     answer = broker.fetch(partitions=2)
     broker.world.assign("a")
     broker.world.produce("a")

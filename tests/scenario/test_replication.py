@@ -6,8 +6,7 @@ import pytest
 from replication_world import LAG_MAX_MS, Broker, World
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.storage.log.retention import delete_segments
-from kalda.storage.log.truncation import truncate_to
+from kalda.storage.log.deletion import delete_segments, truncate_to
 
 
 def ends(world: World) -> list[tuple[int, int]]:

@@ -24,8 +24,7 @@ from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.consuming.consumer_errors import LogTruncated
 from kalda.metadata.topics import PartitionRegistration
 from kalda.sim import controllers, faults
-from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimAdmin, SimConsumer, SimProducer
+from kalda.sim.client import SimAdmin, SimClient, SimConsumer, SimProducer
 from kalda.sim.cluster import PORT, SimCluster
 from kalda.sim.network import SimAddress
 from kalda.sim.quorum import recover, stale_leaders, storm
@@ -339,9 +338,9 @@ def _acknowledge_unsynced(switch: Switch) -> None:
 
 
 def _recover_without_checksums(switch: Switch) -> None:
-    from kalda.storage.log import recovery
+    from kalda.storage.log import loader
 
-    switch.set(recovery, "check_crc", lambda *_: None)
+    switch.set(loader, "check_crc", lambda *_: None)
 
 
 def _take_any_sequence(switch: Switch) -> None:
@@ -351,7 +350,7 @@ def _take_any_sequence(switch: Switch) -> None:
 
 
 def _commit_without_followers(switch: Switch) -> None:
-    from kalda.replication.in_sync import InSync
+    from kalda.replication.followers import InSync
 
     switch.set(InSync, "committed_end", lambda self, local_end, leader_end: local_end)
 
@@ -398,8 +397,8 @@ def _take_any_copy(switch: Switch) -> None:
     move."""
     from kalda.replication import dir_moves
     from kalda.storage.dirs.future_logs import FutureLogs
+    from kalda.storage.log.deletion import truncate_to
     from kalda.storage.log.log import Log
-    from kalda.storage.log.truncation import truncate_to
 
     checked = FutureLogs.swap
 

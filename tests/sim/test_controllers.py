@@ -13,9 +13,8 @@ from kalda.base.scheduling import LoopTime
 from kalda.controller import broker_changes
 from kalda.controller.quorum_controller import QuorumController
 from kalda.sim.cluster import SimCluster
-from kalda.sim.controller_faults import raise_once
 from kalda.sim.controllers import recover, stalls, storm
-from kalda.sim.world import World
+from kalda.sim.world import World, raise_once
 
 FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:25").split(":"))
 STALL_S = 12

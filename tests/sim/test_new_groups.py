@@ -12,7 +12,7 @@ import os
 import pytest
 from group_ablations import GROUP_ABLATIONS
 
-from kalda.sim.ownership import Ownership
+from kalda.sim.groups import Ownership
 from kalda.sim.scenario import GROUP_LOADS, RECREATED_LOAD, SimPlan, simulate
 
 _SEEDS = os.environ.get("KALDA_SIM_SEEDS")

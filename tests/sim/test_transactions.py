@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from transaction_ablations import TRANSACTION_ABLATIONS
 
+from kalda.sim.transaction_clients import SimTransactions
 from kalda.sim.transaction_storm import PLANS, TransactionPlan, simulate_transactions
-from kalda.sim.transactions import SimTransactions
 
 FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:1").split(":"))
 QUICK = ("the last stable offset bounds fetches", "verification before append", "epochs of appends")

@@ -18,7 +18,7 @@ ALL: Final = None
 
 
 class ReplicationQuota:
-    """The quota of a leader, or of a follower (`kalda.replication.throttle.ReplicaThrottle`)."""
+    """The quota of a leader, or of a follower (`kalda.replication.replica_manager.ReplicaThrottle`)."""
 
     __slots__ = ("_bound", "_config", "_throttled", "rate")
 

@@ -43,10 +43,9 @@ from kalda.records.control import read_control_batch
 from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed, replace_file
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
+from kalda.storage.log.deletion import delete_old_segments, truncate_fully_and_start_at, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_old_segments
-from kalda.storage.log.truncation import truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import FetchInfo
 
 METADATA_PARTITION = TopicPartition(METADATA_TOPIC_NAME, 0)

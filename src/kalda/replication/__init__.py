@@ -10,23 +10,19 @@ call returns; so it completes its own state first, or does its work in a `kalda.
 from a leader is a machine; followers, ISR, sessions and counters are stores.
 
 - `partition`: one replica: leadership, append, read, high watermark
-- `followers`: a leader's view of its followers, and what it needs of the cluster
-- `in_sync`: the ISR: members, who may join, who must leave; up to where all of them have the log
-- `alter_partition`: ISR changes on their way to the controller
-- `controller_queue`: items on their way to the controller, one request at a time
+- `followers`: a leader's view of its followers, and the in-sync set
 - `replica_fetcher`: a follower's fetching from one leader; which partition is fetched from which
-- `throttle`: the interface of a quota for replicas
 - `share/`: share groups: share partitions, sessions, ShareFetch
 - `waiters`: requests that wait for a partition to advance: the purgatory
-- `partition_reads`: reading partitions for one request, until there is enough: `fetch.min.bytes`
-- `fetch`: one fetch request: what is read for its session, and how that is answered
-- `read_replica`: which replica a consumer should read from
+- `fetch`: one fetch request: what is read for its session, until it is satisfied, and how that is answered
 - `fetch_session`: incremental fetch sessions (KIP-227), and a follower's end of one
 - `produce`: the produce path: append, wait for the in-sync replicas
 - `verification`: transactions are verified with their coordinators before their first append
 - `markers`: the markers that end transactions
-- `counters`: what replicas count, under Kafka's metric names
-- `gauges`: what is read from them, under Kafka's metric names
+- `counters`: counters of a broker's replicas
 - `dir_moves`: replicas that move between log directories
-- `replica_manager`: all partitions of a broker, as the metadata assigns them; batches that follow a refused one
+- `replica_manager`: all replicas of a broker, as the metadata assigns them; which one a consumer should read from; the
+  interface of their quotas
+- `controller_requests`: what waits for the controller: one request at a time; ISR changes
+- `gauges`: gauges of a broker's replicas, computed when they are read
 """

@@ -27,20 +27,19 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Reentrancy, Timer, Timers
 from kalda.base.stats import MetricConfig, SimpleRate
 from kalda.replication.partition import Partition
-from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.throttle import RETRY_MS
+from kalda.replication.replica_manager import RETRY_MS, ReplicaManager
 from kalda.storage.dirs.future_logs import future_name_fits
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
-from kalda.storage.log.log import Log
-from kalda.storage.log.snapshot_jobs import run_snapshot
-from kalda.storage.log.truncation import (
+from kalda.storage.log.deletion import (
     append_fetched,
     begin_truncation,
     start_truncations,
     truncate_fully_and_start_at,
 )
+from kalda.storage.log.log import Log
+from kalda.storage.log.snapshot_jobs import run_snapshot
 from kalda.storage.values import FetchInfo, UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.moves")

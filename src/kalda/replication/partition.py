@@ -31,14 +31,13 @@ from kalda.base.scheduling import Jobs
 from kalda.base.sensors import Sensors
 from kalda.records.validation import Inspection
 from kalda.replication.counters import DelayedOperation, ReplicaCounters
-from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
-from kalda.replication.in_sync import InSync
+from kalda.replication.followers import FollowerState, InSync, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.storage.job import Job
+from kalda.storage.log.deletion import append_fetched
 from kalda.storage.log.log import Log
 from kalda.storage.log.producer_state import Verification
 from kalda.storage.log.reads import RecentAppends
 from kalda.storage.log.snapshot_jobs import SnapshotJob
-from kalda.storage.log.truncation import append_fetched
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
 NO_LEADER = -1

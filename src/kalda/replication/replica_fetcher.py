@@ -42,9 +42,9 @@ from kalda.protocol.messages.partitions import (
 from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 from kalda.replication.fetch_session import FetchSessionHandler, Key
 from kalda.replication.partition import NO_LEADER, Partition
-from kalda.replication.throttle import RETRY_MS, ReplicaThrottle
+from kalda.replication.replica_manager import RETRY_MS, ReplicaThrottle
+from kalda.storage.log.deletion import Truncation, begin_anew_at, begin_truncation
 from kalda.storage.log.log import Log
-from kalda.storage.log.truncation import Truncation, begin_anew_at, begin_truncation
 from kalda.storage.values import UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.fetcher")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
@@ -28,10 +28,41 @@ from kalda.replication.counters import ReplicaCounters
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.gauges import make_gauges
 from kalda.replication.partition import NO_LEADER, Partition
-from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log.log import Log
 from kalda.storage.log.reads import RecentAppends
 from kalda.storage.log.snapshot_jobs import SnapshotJob, run_snapshots
+
+# The interface of a quota for replicas (KIP-73), which the floor `quota` implements.
+#
+# Whoever reads or fetches replicas asks once for each pass whether the rate is exceeded, and leaves out the throttled
+# replicas that are not in sync: the ISR does not shrink by a throttle, and a replica that is about to join it is
+# fetched at the rate that the quota allows. Bytes of all throttled replicas are recorded, whether they are in sync or
+# not.
+
+RETRY_MS: Final = 100
+"""After so long a follower checks again whether it may fetch a throttled replica."""
+
+
+class ReplicaThrottle(Protocol):
+    """The quota of a leader, or of a follower."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is a throttled replica and a rate."""
+        ...
+
+    def is_throttled(self, topic: str, partition: int) -> bool:
+        """Whether this replica is throttled while the rate is exceeded."""
+        ...
+
+    def is_exceeded(self, now_ms: int) -> bool:
+        """Whether throttled replicas have to wait."""
+        ...
+
+    def record(self, size_bytes: int, now_ms: int) -> None:
+        """Count bytes of throttled replicas."""
+        ...
+
 
 T = TypeVar("T")
 
@@ -328,3 +359,37 @@ class ReplicaManager:
         for partition in removed:
             self._retire(partition)
         return removed
+
+
+# Which replica a consumer should read from (KIP-392).
+#
+# The leader answers a consumer that names its rack with a replica in that rack, from which the consumer fetches from
+# then on. A replica qualifies while its broker is not fenced and its log has the fetch offset. The consumer reads up
+# to that follower's high watermark, so only committed records. Pure functions over a partition.
+
+RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+"""`replica.selector.class`."""
+
+NONE_PREFERRED = -1
+
+
+class RackAwareSelector:
+    """Prefers the follower in the consumer's rack whose log ends last; the leader, where that is in the rack, or no
+    follower is."""
+
+    def __init__(self, broker_id: int, rack_of: Callable[[int], str | None]) -> None:
+        """`rack_of(broker)` is None for one that is fenced, unknown or has no rack."""
+        self._broker_id = broker_id
+        self._rack_of = rack_of
+
+    def select(self, partition: Partition, offset: int, rack: str) -> int:
+        """A follower's id, or -1 to read from the leader."""
+        if self._rack_of(self._broker_id) == rack:
+            return NONE_PREFERRED
+        found = [
+            (follower.log_end_offset, follower.last_caught_up_ms or 0, -follower.broker_id)
+            for follower in partition.in_sync.followers.values()
+            if follower.log_start_offset <= offset <= follower.log_end_offset
+            and self._rack_of(follower.broker_id) == rack
+        ]
+        return -max(found)[2] if found else NONE_PREFERRED

@@ -49,8 +49,7 @@ from kalda.protocol.messages.topics import (
     ReassignableTopic,
 )
 from kalda.protocol.notation import Request
-from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimAdmin
+from kalda.sim.client import SimAdmin, SimClient
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster, SimNode
 from kalda.sim.history import RunHistory
 from kalda.storage.file_names import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name

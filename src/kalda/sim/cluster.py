@@ -19,7 +19,7 @@ from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.raft.voters import VoterEndpoint
-from kalda.replication.read_replica import RACK_AWARE
+from kalda.replication.replica_manager import RACK_AWARE
 from kalda.sim.machine import EPOCH_MS, Machine
 from kalda.sim.process import Boot
 from kalda.sim.world import World

@@ -59,7 +59,7 @@ from kalda.protocol.messages.topics import (
     CreateTopicsRequest,
 )
 from kalda.protocol.record_framing import VersionedRecord, decode_metadata_record, encode_metadata_record
-from kalda.sim import controller_faults
+from kalda.sim.world import PARTS, raise_once
 from kalda.statemachine.runtime import ReplayFault
 
 CLUSTER = "cluster"
@@ -539,7 +539,7 @@ class Controllers:
                 )
 
 
-_BUGS = (*controller_faults.PARTS, ("topics", "create"))
+_BUGS = (*PARTS, ("topics", "create"))
 """Parts of a controller that raise once."""
 
 
@@ -714,7 +714,7 @@ def _befall_controller(world: Controllers, rng: random.Random) -> None:
             if not node.stalled and node.up:
                 world.stall(node, rng.choice((500, 3_000, 12_000, 30_000)))
         case 1:
-            controller_faults.raise_once(node.controller, *rng.choice(_BUGS), lambda: not world.has_healed)
+            raise_once(node.controller, *rng.choice(_BUGS), lambda: not world.has_healed)
         case 2:
             _poison(node)
         case 3:

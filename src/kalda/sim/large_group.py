@@ -21,7 +21,7 @@ from kalda.protocol.messages.groups import (
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster
-from kalda.sim.ownership import Ownership
+from kalda.sim.groups import Ownership
 from kalda.sim.world import World
 
 SETTLED_S = 60.0

@@ -27,8 +27,7 @@ from kalda.protocol.messages.topics import (
 )
 from kalda.records.builder import Record
 from kalda.sim.admin import Operator
-from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimConsumer, SimProducer, SimShareConsumer
+from kalda.sim.client import SimClient, SimConsumer, SimProducer, SimShareConsumer
 from kalda.sim.groups import HEARTBEAT_MS, SESSION_MS
 
 TOPICS = ("recreated-0", "recreated-1")

@@ -31,15 +31,23 @@ from kalda.protocol.messages.topics import (
     DeleteTopicState,
 )
 from kalda.records.builder import build_batch
-from kalda.sim import faults, losses
+from kalda.sim import faults
 from kalda.sim.admin import Churner, Deleter, DirMover, Operator, Reassigner, VoterChanger
 from kalda.sim.checks import ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster, rack_name
-from kalda.sim.groups import HEARTBEAT_MS, SESSION_MS, SimGroup, SimMember
+from kalda.sim.groups import (
+    HEARTBEAT_MS,
+    SESSION_MS,
+    STANDBYS,
+    Ownership,
+    SimGroup,
+    SimMember,
+    SimStreamsGroup,
+    SimStreamsMember,
+)
 from kalda.sim.history import Deleted, RunHistory
 from kalda.sim.machine import EPOCH_MS
-from kalda.sim.ownership import Ownership
 from kalda.sim.recreated import SHARE_GROUP, TOPICS, RecreatedTopics
 from kalda.sim.share_members import (
     DELIVERY_LIMIT,
@@ -50,7 +58,6 @@ from kalda.sim.share_members import (
     SimShareMember,
     letters_of,
 )
-from kalda.sim.streams_members import STANDBYS, SimStreamsGroup, SimStreamsMember
 from kalda.sim.workload import Administrator, Records, WorkloadConsumer, WorkloadProducer, records_of
 from kalda.sim.world import World
 
@@ -343,9 +350,9 @@ class _LoadChoices:
 
     def overrides(self, apart: bool) -> dict[str, str]:
         """Properties of all nodes. `apart`: the metadata log is in a directory of its own."""
-        found = {"log.dirs": losses.DATA_DIR, "metadata.log.dir": "/metadata"} if apart or self.log_dirs > 1 else {}
+        found = {"log.dirs": faults.DATA_DIR, "metadata.log.dir": "/metadata"} if apart or self.log_dirs > 1 else {}
         if self.log_dirs > 1:
-            found["log.dirs"] = ",".join(f"{losses.DATA_DIR}/{number}" for number in range(self.log_dirs))
+            found["log.dirs"] = ",".join(f"{faults.DATA_DIR}/{number}" for number in range(self.log_dirs))
         if self.move_bytes_per_s is not None:
             found["replica.alter.log.dirs.io.max.bytes.per.second"] = str(self.move_bytes_per_s)
         if self.compacts:
@@ -372,7 +379,7 @@ class _Run:
             **(_SHORT_METADATA_LOG if rng.random() < 0.5 else {}),
         }
         choices = self.choices = _LoadChoices(world, plan)
-        overrides |= choices.overrides(bool(set(plan.kinds) & set(losses.KINDS)))
+        overrides |= choices.overrides(bool(set(plan.kinds) & set(faults.KINDS)))
         if plan.nodes == 1:
             # A broker that restarts waits for the end of its old session; a single broker could do nothing meanwhile.
             overrides |= {"broker.session.timeout.ms": "500", "broker.heartbeat.interval.ms": "100"}
@@ -404,7 +411,7 @@ class _Run:
         self.recreated: RecreatedTopics | None = None
         self.operators: list[Operator | Administrator] = []
         self._racks = world.rng("readers' racks")
-        self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
+        self.losses = faults.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
 
     def _client(self, name: str) -> SimClient:
         return SimClient(self.world, name, self.cluster.bootstrap)

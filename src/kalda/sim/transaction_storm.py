@@ -31,12 +31,12 @@ from kalda.replication.markers import MarkerWriter
 from kalda.replication.partition import Partition
 from kalda.sim import faults
 from kalda.sim.checks import ClusterObserver as ClusterObserver
-from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimConsumer
+from kalda.sim.client import SimClient, SimConsumer
 from kalda.sim.cluster import SimCluster, SimNode
+from kalda.sim.faults import Losses
 from kalda.sim.group_loops import GroupLoop
-from kalda.sim.losses import Losses
 from kalda.sim.transaction_clients import (
+    FEATURE,
     StableOffsetObserver,
     TransactionLoop,
     TransactionWriter,
@@ -47,7 +47,6 @@ from kalda.sim.transaction_clients import (
     read_at,
     stable_consumer,
 )
-from kalda.sim.transactions import FEATURE
 from kalda.sim.world import World
 from kalda.verify.history import Fault, FinalOffset, History, Settings
 from kalda.verify.rules import judge

@@ -37,8 +37,7 @@ from kalda.protocol.messages.topics import (
 from kalda.protocol.notation import Request
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
-from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimAdmin, SimConsumer, SimProducer
+from kalda.sim.client import SimAdmin, SimClient, SimConsumer, SimProducer
 from kalda.sim.history import RunHistory, WrittenRecords, value_of
 
 _MAX_ROUND = 12

@@ -16,11 +16,51 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kalda.base.errors import ApiError
-from kalda.sim.controller_faults import Bug
+from kalda.controller.quorum_controller import QuorumController
 from kalda.sim.loop import SimLoop, Stuck
 from kalda.sim.machine import Machine
 from kalda.sim.network import SimNetwork
 from kalda.sim.process import BOOT, PowerLoss
+
+PARTS: tuple[tuple[str, str], ...] = (
+    ("broker_changes", "heartbeat"),
+    ("broker_changes", "fence"),
+    ("alter_partitions", "alter"),
+    ("elections", "balance"),
+    ("elections", "elect_unclean"),
+    ("_liveness", "probes_due"),
+    ("_liveness", "on_probed"),
+    ("_liveness", "fence_next"),
+    ("_periodic", "poll"),
+)
+"""Attribute of the controller, and a method of what it holds."""
+
+
+class Bug(Exception):
+    """Raised by the simulator, and no fault of the product."""
+
+
+def raise_once(controller: QuorumController, part: str, method: str, may_raise: Callable[[], bool]) -> None:
+    """The next call of that method raises, if `may_raise()` then. A periodic task is called through its table."""
+    owner = getattr(controller, part)
+    setattr(owner, method, _raising_once(getattr(owner, method), may_raise))
+    for task in controller._periodic._tasks:
+        if getattr(task.run, "__name__", "") == method:
+            task.run = _raising_once(task.run, may_raise)
+
+
+def _raising_once(original: Callable[..., Any], may_raise: Callable[[], bool]) -> Callable[..., Any]:
+    has_raised = False
+
+    def bug(*arguments: Any, **named: Any) -> Any:
+        nonlocal has_raised
+        if has_raised or not may_raise():
+            return original(*arguments, **named)
+        has_raised = True
+        raise Bug(getattr(original, "__name__", "a task"))
+
+    return bug
+
 
 T = TypeVar("T")
 
@@ -34,7 +74,10 @@ class Violation(AssertionError):
 
 
 class World:
-    """A context manager; only one at a time in a process, since it handles the records of the logger `kalda`."""
+    """Bugs that a controller does not have, brought about: the next call of one of its parts raises.
+
+    A context manager; only one at a time in a process, since it handles the records of the logger `kalda`.
+    """
 
     def __init__(self, seed: object, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> None:
         """`trace` is called with a line for each event; with `verbose` also for each log line of the nodes."""

@@ -20,8 +20,7 @@ from kalda.protocol.messages.partitions import (
     TopicProduceResponse,
 )
 from kalda.records.builder import Record, read_records
-from kalda.replication.share.dead_letters import Cause, DeadRecords
-from kalda.replication.share.source_records import Sources
+from kalda.replication.share.dead_letters import Cause, DeadRecords, Sources
 
 SOURCE = Uuid(b"orders".ljust(16, b"."))
 KEY = SharePartitionKey("g", SOURCE, 5)

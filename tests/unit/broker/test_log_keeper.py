@@ -14,8 +14,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.replicas.log_keeper import LogKeeper, cleaner_config
-from kalda.storage.compaction.cleaner import CleanerConfig
-from kalda.storage.compaction.cleaning_run import SLICE_BYTES
+from kalda.storage.compaction.cleaner import SLICE_BYTES, CleanerConfig
 from kalda.storage.job import Job
 
 FAILURES = (OSError(28, "no space"), ApiError(ErrorCode.KAFKA_STORAGE_ERROR), ValueError("a defect"))

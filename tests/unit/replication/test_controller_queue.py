@@ -9,7 +9,7 @@ from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.replication.controller_queue import ControllerQueue
+from kalda.replication.controller_requests import ControllerQueue
 
 LOST = ApiError(ErrorCode.REQUEST_TIMED_OUT)
 

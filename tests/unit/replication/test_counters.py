@@ -13,12 +13,7 @@ from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequ
 from kalda.records.batch import write_crc
 from kalda.records.builder import build_batch
 from kalda.replication import produce
-from kalda.replication.counters import (
-    BROKER_TOPIC,
-    FETCH_WAITS,
-    PRODUCE_WAITS,
-    REPLICA_MANAGER,
-)
+from kalda.replication.counters import BROKER_TOPIC, FETCH_WAITS, PRODUCE_WAITS, REPLICA_MANAGER
 from kalda.replication.gauges import PURGATORY, partition_sensors
 
 TOPIC_A = (("topic", "a"),)

@@ -22,11 +22,10 @@ from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_manager import LogManager, NewLog
+from kalda.storage.log.deletion import Truncation, begin_anew_at, begin_truncation, delete_segments, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_segments
 from kalda.storage.log.snapshot_jobs import ColdRead
-from kalda.storage.log.truncation import Truncation, begin_anew_at, begin_truncation, truncate_to
 from kalda.storage.values import FetchInfo
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16), "/d2": Uuid(b"c" * 16)}

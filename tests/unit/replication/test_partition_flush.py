@@ -15,9 +15,9 @@ from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import begin_truncation, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.truncation import begin_truncation, truncate_to
 
 
 class Later:

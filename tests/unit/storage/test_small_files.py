@@ -21,7 +21,7 @@ from kalda.storage.checkpoints import (
 from kalda.storage.config import LogConfig
 from kalda.storage.file_names import marked_dir_name, parse_dir_name
 from kalda.storage.log import txn_index
-from kalda.storage.log.leader_epochs import LeaderEpochs
+from kalda.storage.log.offsets import LeaderEpochs
 from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 
 

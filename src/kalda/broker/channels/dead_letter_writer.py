@@ -42,9 +42,8 @@ from kalda.metadata.topics import TopicImage
 from kalda.protocol.messages.partitions import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.records.batch import HEADER_SIZE
 from kalda.records.builder import Headers, NewRecord, build_batch
-from kalda.replication.share.dead_letters import DeadRecords
+from kalda.replication.share.dead_letters import DeadRecords, SourceRecords, Sources
 from kalda.replication.share.share_partition import ShareSettings
-from kalda.replication.share.source_records import SourceRecords, Sources
 
 _ENABLED: Final = "errors.deadletterqueue.group.enable"
 _PREFIX: Final = "errors.deadletterqueue.topic.name.prefix"

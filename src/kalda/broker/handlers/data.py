@@ -61,8 +61,7 @@ from kalda.replication.fetch_session import INITIAL_EPOCH, FetchContext, FetchSe
 from kalda.replication.gauges import lag_sensors, partition_sensors
 from kalda.replication.partition import Partition
 from kalda.replication.produce import has_transactional_records
-from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
-from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.replica_manager import RACK_AWARE, RackAwareSelector, ReplicaManager
 from kalda.replication.verification import ClientSupport, TransactionVerifier
 
 _ADMIN_CLIENT_ID = "__admin_client"

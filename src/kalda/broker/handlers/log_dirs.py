@@ -37,7 +37,7 @@ from kalda.protocol.messages.security import AclOperation
 from kalda.quota.managers import Windows
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.storage.dirs.log_dir import LogDirDescription
+from kalda.storage.dirs.log_dirs import LogDirDescription
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.log.log import Log
 

@@ -52,18 +52,20 @@ from kalda.protocol.messages.share import (
     ShareFetchResponsePartitionData,
 )
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.share.share_fetch import FetchLimits, ShareEntry, ShareFetch
-from kalda.replication.share.share_partition import Acknowledgement, SharePartition, ShareSettings
-from kalda.replication.share.share_partitions import EARLIEST, LATEST, SharePartitions
-from kalda.replication.share.share_session import (
+from kalda.replication.share.dead_letters import read_sources
+from kalda.replication.share.share_fetch import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
+    FetchLimits,
+    ShareEntry,
+    ShareFetch,
     ShareSession,
     ShareSessions,
     TopicIdPartition,
     check_member,
 )
-from kalda.replication.share.source_records import read_sources
+from kalda.replication.share.share_partition import Acknowledgement, SharePartition, ShareSettings
+from kalda.replication.share.share_partitions import EARLIEST, LATEST, SharePartitions
 
 _FIRST_WITH_RENEWAL = 2
 _FIRST_WITH_DEAD_LETTERS = 2

@@ -38,7 +38,7 @@ from kalda.broker.replicas.publishing_faults import PublishingFaults
 from kalda.metadata.publisher import BrokerRegistrationTracker
 from kalda.protocol.messages.brokers import BrokerRegistrationRequestFeature, BrokerRegistrationRequestListener
 from kalda.storage.dirs.future_logs import Placed
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.job import Job
 
 log = logging.getLogger("kalda.broker")

@@ -3,7 +3,7 @@
 The controller chooses a directory only where there is no choice; otherwise the broker does, when it makes the log. From
 these reports the controller derives which partitions a failed directory takes along.
 
-All directories that wait go in one request (`kalda.replication.controller_queue`). A report that was refused or not
+All directories that wait go in one request (`kalda.replication.controller_requests`). A report that was refused or not
 answered is sent again, unless the replica has been placed anew since, or has left this broker. A driver: it sends
 through an injected channel and waits on injected timers.
 """
@@ -23,7 +23,7 @@ from kalda.protocol.messages.brokers import (
     AssignReplicasToDirsRequestTopicData,
     AssignReplicasToDirsResponse,
 )
-from kalda.replication.controller_queue import ControllerQueue
+from kalda.replication.controller_requests import ControllerQueue
 
 log = logging.getLogger("kalda.assignments")
 

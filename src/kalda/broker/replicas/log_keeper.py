@@ -22,10 +22,9 @@ from kalda.base.errors import ApiError
 from kalda.base.scheduling import Clock, Jobs, Timer, Timers
 from kalda.broker.process.disk import absolute_dir
 from kalda.broker.process.shell import Host
-from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
-from kalda.storage.compaction.cleaning_run import SLICE_BYTES, Cleaning
+from kalda.storage.compaction.cleaner import SLICE_BYTES, CleanerConfig, Cleaning, LogCleaner
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.dirs.maintenance import Maintenance
 from kalda.storage.job import Job

@@ -14,7 +14,7 @@ from kalda.broker.module import BrokerContext, Module
 from kalda.broker.replicas.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.metadata.image import MetadataImage
 from kalda.storage.compaction.cleaner import LogCleaner
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.log.log import Log
 

@@ -21,15 +21,14 @@ from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.protocol.framing import ConnectionRefused
 from kalda.protocol.notation import Request
-from kalda.replication.alter_partition import AlterPartitionQueue
+from kalda.replication.controller_requests import AlterPartitionQueue
 from kalda.replication.followers import IsrOutcome, IsrProposal
 from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher, ReplicaFetchers
-from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.throttle import ReplicaThrottle
+from kalda.replication.replica_manager import ReplicaManager, ReplicaThrottle
+from kalda.storage.log.deletion import start_truncations
 from kalda.storage.log.log import Log
 from kalda.storage.log.snapshot_jobs import open_logs
-from kalda.storage.log.truncation import start_truncations
 
 log = logging.getLogger("kalda.peers")
 

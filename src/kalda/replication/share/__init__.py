@@ -7,8 +7,6 @@ share coordinator before it counts. All of this is a driver; it has no socket an
 - `in_flight.py`: the records between the start of a share partition and the last one that was delivered
 - `share_partition.py`: one share partition: acquisition, acknowledgement, locks, what is persisted
 - `share_partitions.py`: those of a broker, by group and partition
-- `dead_letters.py`: records that a group gives up, and where their dead letters are written (KIP-1191)
-- `source_records.py`: their keys and values, for dead letters that copy them
-- `share_session.py`: share sessions: which partitions a member fetches, and their epochs
-- `share_fetch.py`: one ShareFetch: reading, waiting, acquiring
+- `dead_letters.py`: what a share partition hands to its group's dead letter topic; their keys and values
+- `share_fetch.py`: one ShareFetch, and the sessions of members
 """

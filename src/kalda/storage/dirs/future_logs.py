@@ -27,8 +27,7 @@ from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, is_reserved
 from kalda.storage.config import LogConfig
-from kalda.storage.dirs.log_dir import LogDir
-from kalda.storage.dirs.log_dirs import LogDirs
+from kalda.storage.dirs.log_dirs import LogDir, LogDirs
 from kalda.storage.dirs.maintenance import Maintenance
 from kalda.storage.file_names import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
 from kalda.storage.job import Job

@@ -26,8 +26,7 @@ from kalda.base.sensors import Counter
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, stored_topic_id
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.dirs.future_logs import FutureLogs
-from kalda.storage.dirs.log_dir import LogDir
-from kalda.storage.dirs.log_dirs import LogDirs
+from kalda.storage.dirs.log_dirs import LogDir, LogDirs
 from kalda.storage.dirs.maintenance import Maintenance
 from kalda.storage.file_names import (
     DELETE_DIR_SUFFIX,
@@ -42,8 +41,7 @@ from kalda.storage.file_names import (
 from kalda.storage.job import Job
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.producer_limit import ProducerIdLimit
-from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.producer_state import ProducerIdLimit, ProducerStates
 from kalda.storage.log.state import LogState
 
 

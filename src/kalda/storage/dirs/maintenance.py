@@ -19,11 +19,10 @@ from enum import Enum, auto
 from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.ids import TopicPartition
 from kalda.storage.config import MAX_INT64, LogManagerConfig
-from kalda.storage.dirs.log_dir import LogDir
-from kalda.storage.dirs.log_dirs import LogDirs
+from kalda.storage.dirs.log_dirs import LogDir, LogDirs
 from kalda.storage.job import Job
+from kalda.storage.log.deletion import MAX_DELETED, delete_old_segments
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import MAX_DELETED, delete_old_segments
 from kalda.storage.log.state import LogState
 
 _LOGS_A_POLL = 64

@@ -2,29 +2,24 @@
 
 One segment:
 
-- `segment`: one log file with its indexes; when the next one has to follow
+- `segment`: one log file with its indexes; the segments of a log
 - `index`: offset index and time index
 - `txn_index`: aborted transactions of a segment
-- `recovery`: of one segment, batch by batch
 
 The log:
 
 - `log`: the log: append, read, roll, close
 - `state`: what a log has, without appending to it; what it asks of whoever holds it; what is not synced yet
-- `offsets`: the offsets of a log and their order
-- `segments`: the sorted segments of a log
-- `loader`: opening a log, cleanly or by recovery
+- `offsets`: the offsets of one log, and which leader epoch began where
+- `loader`: opening a log: cheaply after a clean stop, by recovery after any other
 - `reads`: where the batches that are read come from, and who waits for them; those that leaders have appended last
 - `snapshot_jobs`: reads on another thread, begun again while files change under them: of batches, of the offset of a
   time, of aborted transactions, and the opening of files that are about to be appended to
-- `truncation`: taking back what was appended
-- `retention`: what may be deleted, and deleting it
 - `corrupt_files`: what recovery has cut off, kept for a while
 
 Beside the records:
 
-- `producer_state`: idempotence and transactions, per producer
-- `producer_limit`: how many producer ids all logs may hold, and which make room
+- `producer_state`: the producers of a log, and how many the logs of a node hold together
 - `producer_snapshot`: producer state as a file
-- `leader_epochs`: which leader epoch began at which offset
+- `deletion`: what is taken off a log: at its end by truncation, at its beginning by retention
 """

@@ -27,8 +27,7 @@ from kalda.base.disk import Buffer, FileSlice
 from kalda.base.scheduling import Jobs
 from kalda.storage.log.index import Reader, read_cached, read_waiting
 from kalda.storage.log.offsets import LogOffsets
-from kalda.storage.log.segment import Segment
-from kalda.storage.log.segments import Segments
+from kalda.storage.log.segment import Segment, Segments
 from kalda.storage.values import FetchInfo
 
 SLICED_BYTES = 128 * 1024

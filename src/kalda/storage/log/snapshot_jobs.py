@@ -16,8 +16,7 @@ from kalda.records.batch import TimestampType
 from kalda.records.builder import Record, read_records
 from kalda.storage.log.index import Reader, WouldWait, read_cached, read_waiting
 from kalda.storage.log.reads import SLICED_BYTES, find_place, find_slice
-from kalda.storage.log.segment import Segment
-from kalda.storage.log.segments import Segments
+from kalda.storage.log.segment import Segment, Segments
 from kalda.storage.log.state import LogState
 from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import FetchInfo, TimestampOffset

@@ -15,13 +15,11 @@ from kalda.base.ids import Uuid
 from kalda.base.sensors import Counter
 from kalda.storage.checkpoints import PARTITION_METADATA_FILE, mark_failed
 from kalda.storage.job import Job
-from kalda.storage.log.leader_epochs import LeaderEpochs
 from kalda.storage.log.loader import Loaded, Unopened
-from kalda.storage.log.offsets import LogOffsets
+from kalda.storage.log.offsets import LeaderEpochs, LogOffsets
 from kalda.storage.log.producer_snapshot import SnapshotFiles
 from kalda.storage.log.reads import Reads, RecentAppends
-from kalda.storage.log.segment import Segment
-from kalda.storage.log.segments import Segments
+from kalda.storage.log.segment import Segment, Segments
 
 
 class Unsynced:

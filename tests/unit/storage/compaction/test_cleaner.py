@@ -7,11 +7,10 @@ from compacted_node import DAY, NOW, TP, CompactedNode, batches, clean_all, cont
 
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
-from kalda.storage.compaction.cleaning_run import Cleaning
+from kalda.storage.compaction.cleaner import Cleaning
 from kalda.storage.config import LogConfig
-from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.deletion import delete_segments, truncate_to
 from kalda.storage.log.snapshot_jobs import collect_aborted
-from kalda.storage.log.truncation import truncate_to
 
 
 def test_the_last_value_of_each_key_stays_at_its_offset() -> None:

@@ -8,7 +8,7 @@ from legacy_batches import LegacyRecord, legacy_batch
 
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches
 from kalda.records.compression import Compression
-from kalda.storage.log.truncation import truncate_to
+from kalda.storage.log.deletion import truncate_to
 
 FORMATS = [
     (magic, codec)

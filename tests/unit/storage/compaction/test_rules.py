@@ -13,8 +13,7 @@ from kalda.records.builder import Record, build_batch, read_records, rebuild_bat
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage.compaction.passes import BatchReader, KeyMapping
-from kalda.storage.compaction.rules import CleanedTransactions, CleanRules, filter_batch
+from kalda.storage.compaction.passes import BatchReader, CleanedTransactions, CleanRules, KeyMapping, filter_batch
 from kalda.storage.config import LogConfig
 from kalda.storage.log.segment import Placed, Segment
 

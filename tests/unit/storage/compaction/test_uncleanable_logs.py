@@ -14,11 +14,11 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, read_header, stamp, write_header
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
-from kalda.storage.compaction.cleaning_run import Cleaning
+from kalda.storage.compaction.cleaner import Cleaning
 from kalda.storage.compaction.passes import Rewriting
+from kalda.storage.log.deletion import truncate_to
 from kalda.storage.log.log import Log
 from kalda.storage.log.segment import Segment
-from kalda.storage.log.truncation import truncate_to
 
 OTHER = TopicPartition("u", 0)
 

@@ -15,11 +15,11 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets, write_meta_properties
 from kalda.storage.config import DAY_MS, LogConfig, LogManagerConfig
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
+from kalda.storage.log.deletion import truncate_fully_and_start_at, truncate_to
 from kalda.storage.log.log import Log
-from kalda.storage.log.truncation import truncate_fully_and_start_at, truncate_to
 
 IDS = (uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ"), uuid_from_text("mVVpxU3pQaCoy1YXQTK1ow"))
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

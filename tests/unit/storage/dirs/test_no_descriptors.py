@@ -17,11 +17,10 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.deletion import delete_segments, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_segments
 from kalda.storage.log.snapshot_jobs import collect_aborted
-from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import AppendOrigin
 
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

@@ -16,7 +16,7 @@ from kalda.broker.process.disk import RealDisk
 from kalda.records.builder import build_batch
 from kalda.storage.checkpoints import read_epochs, read_offsets
 from kalda.storage.config import LogConfig
-from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.file_names import offset_of
 from kalda.storage.log.loader import Unopened

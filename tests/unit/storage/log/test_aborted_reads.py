@@ -14,9 +14,9 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import delete_segments
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_segments
 from kalda.storage.log.snapshot_jobs import AbortedRead, aborted_nowait, collect_aborted, run_snapshots
 from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import AppendOrigin

@@ -16,12 +16,11 @@ from kalda.records.builder import Record, build_batch, read_records
 from kalda.records.compression import Compression
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import delete_old_segments, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_old_segments
 from kalda.storage.log.segment import Segment
 from kalda.storage.log.snapshot_jobs import TimeSearch
-from kalda.storage.log.truncation import truncate_to
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

@@ -19,11 +19,10 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import DAY_MS, LogConfig
+from kalda.storage.log.deletion import append_fetched, delete_old_segments, truncate_fully_and_start_at, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.log.retention import delete_old_segments
 from kalda.storage.log.snapshot_jobs import ColdRead, TimeSearch, collect_aborted
-from kalda.storage.log.truncation import append_fetched, truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
 
 TP = TopicPartition("t", 0)

@@ -14,12 +14,12 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import DAY_MS, LogConfig, LogManagerConfig
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.log import producer_snapshot, producer_state
+from kalda.storage.log.deletion import truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.producer_snapshot import read_snapshot, write_snapshot
 from kalda.storage.log.producer_state import CompletedTxn, ProducerState, ProducerStates
 from kalda.storage.log.state import StandaloneHooks
-from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import AppendInfo, AppendOrigin
 
 TP = TopicPartition("t", 0)

@@ -14,11 +14,10 @@ from kalda.base.sensors import Counter
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import append_fetched, delete_old_segments, truncate_fully_and_start_at, truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.offsets import LogOffsets
-from kalda.storage.log.retention import delete_old_segments
-from kalda.storage.log.truncation import append_fetched, truncate_fully_and_start_at, truncate_to
 
 NOW_MS = 1_700_000_000_000
 

@@ -13,10 +13,10 @@ from kalda.base.ids import TopicPartition
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.snapshot_jobs import ColdRead, TimeSearch, aborted_nowait, open_logs
-from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import FetchInfo, TimestampOffset
 
 NOW = 1_700_000_000_000

@@ -15,10 +15,10 @@ from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.log.deletion import truncate_to
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.reads import LEAST_BYTES, RecentAppends
-from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import FetchInfo
 
 NOW = 1_700_000_000_000

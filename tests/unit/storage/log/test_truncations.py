@@ -17,8 +17,8 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.deletion import begin_anew_at, begin_truncation, start_truncations
 from kalda.storage.log.log import Log
-from kalda.storage.log.truncation import begin_anew_at, begin_truncation, start_truncations
 
 TOPIC_ID = Uuid(bytes(15) + b"\x09")
 NOW = 1_700_000_000_000
