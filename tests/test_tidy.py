@@ -30,8 +30,8 @@ IMPURE_MODULES = frozenset(
 )  # fmt: skip
 DRIVERS = (
     "broker/channels/forwarding.py", "broker/channels/lifecycle.py", "broker/channels/auto_topics.py",
-    "broker/replicas/coordinators.py", "broker/metadata_cache.py", "broker/channels/producer_ids.py",
-    "broker/channels/transaction_markers.py", "broker/quorum/controller_catch_up.py", "broker/quorum/quorum_side.py",
+    "broker/replicas/coordinators.py", "broker/metadata_cache.py", "broker/channels/transaction_channels.py",
+    "broker/channels/transaction_channels.py", "broker/quorum/quorum_side.py", "broker/quorum/quorum_side.py",
     "broker/quorum/raft_driver.py", "broker/quorum/raft_listeners.py", "broker/replicas/assignments.py",
     "broker/replicas/log_keeper.py", "broker/replicas/publisher.py",
 )  # fmt: skip

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from kalda.base.configs.server import ServerConfig
     from kalda.base.scheduling import Jobs, Timers
     from kalda.base.sensors import Sensors
-    from kalda.broker.channels.controller_channel import ControllerChannel
     from kalda.broker.channels.lifecycle import BrokerLifecycle
+    from kalda.broker.channels.node_channels import ControllerChannel
     from kalda.broker.metadata_cache import MetadataCache
     from kalda.broker.process.dynamic_configs import DynamicConfigs
     from kalda.broker.process.node_security import NodeSecurity

@@ -1,6 +1,6 @@
 """`kalda explain`: why a client is throttled, what allows an operation, why a group lags or rebalances.
 
-The metrics listener of a node serves the paths below `/explain/` (`broker/metrics/metrics_listener.py`); the lag of a
+The metrics listener of a node serves the paths below `/explain/` (`broker/metrics/metrics_export.py`); the lag of a
 group is measured here (`cli/group_lag.py`).
 """
 

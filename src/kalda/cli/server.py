@@ -152,9 +152,10 @@ def run(arguments: list[str]) -> int:
         return 2
     # A start makes a hundred thousand objects and drops few: collection of cycles is off until the node serves.
     gc.disable()
-    from kalda.broker.process import logs
 
-    logs.set_up(options.log_level or ("INFO" if options.file else "WARNING"), options.log_format == "json")
+    from kalda.broker.process import loggers
+
+    loggers.set_up(options.log_level or ("INFO" if options.file else "WARNING"), options.log_format == "json")
     try:
         _try_threads()
     except RuntimeError as error:
@@ -179,9 +180,9 @@ def _read_config(options: ServerOptions) -> ServerConfig:
     if not options.file:
         config = prepare(options.directory, options.overrides, options.port)
         if not options.log_level:
-            from kalda.broker.process import logs
+            from kalda.broker.process import loggers
 
-            logs.write_to(os.path.join(options.directory, LOG_FILE), options.log_format == "json")
+            loggers.write_to(os.path.join(options.directory, LOG_FILE), options.log_format == "json")
         return config
     from kalda.cli.local.ports import check_ports
 

@@ -43,7 +43,7 @@ def make(directory: Path, hosts: tuple[str, ...], clients: tuple[str, ...], days
       kalda tls make certificates --client alice
     """
     try:
-        from kalda.network.tls.certificate_files import make_certificates
+        from kalda.network.tls.contexts import make_certificates
 
         files = make_certificates(directory, hosts, clients, days)
     except ImportError as error:

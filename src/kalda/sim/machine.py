@@ -21,8 +21,7 @@ from typing import TypeVar
 from kalda.base.background import Background
 from kalda.base.ids import Uuid, random_uuid
 from kalda.base.scheduling import UNLIMITED_MS
-from kalda.broker.process.shell import Host, LoopTimers
-from kalda.broker.process.watchdog import Watchdog
+from kalda.broker.process.shell import Host, LoopTimers, Watchdog
 from kalda.sim.disk import SimDisk
 from kalda.sim.loop import SimLoop
 from kalda.sim.network import SimNetwork

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kalda.base.configs.addresses import CONTROLLER
-from kalda.network.tls.certificate_files import CertificateFiles, make_certificates
+from kalda.network.tls.contexts import CertificateFiles, make_certificates
 from kalda.security.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE
 
 PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")

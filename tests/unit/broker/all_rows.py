@@ -5,11 +5,10 @@ from __future__ import annotations
 from unittest.mock import MagicMock, Mock
 
 from kalda.broker.channels.forwarding import Forwarding
-from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.handlers.data import DataHandlers
-from kalda.broker.handlers.describe import DescribeHandlers
+from kalda.broker.handlers.describe import AclHandlers, DescribeHandlers
 from kalda.broker.handlers.forwarded import forwarded_rows
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.log_dirs import LogDirHandlers

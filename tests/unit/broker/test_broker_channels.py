@@ -13,7 +13,7 @@ from by_hand import inline_background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.broker_channels import BrokerChannels
+from kalda.broker.channels.node_channels import BrokerChannels
 from kalda.broker.handlers.markers import write_txn_markers_failed
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.requests.api_versions import Features

@@ -10,8 +10,13 @@ import pytest
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.handlers.chunks import CHUNK_ITEMS, Chunks
-from kalda.broker.handlers.groups import delete_groups_failed, offset_commit_failed, offset_fetch_failed
+from kalda.broker.handlers.groups import (
+    CHUNK_ITEMS,
+    Chunks,
+    delete_groups_failed,
+    offset_commit_failed,
+    offset_fetch_failed,
+)
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,

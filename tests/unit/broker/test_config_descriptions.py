@@ -15,7 +15,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.broker.handlers import config_descriptions
+from kalda.broker.handlers import configs
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
@@ -92,7 +92,7 @@ def test_the_answer_in_steps_is_the_answer(version: int) -> None:
     request.include_documentation = version >= 3
     stepped, in_steps = bench.ask(request, version)
     assert bench.count > 2
-    with patch.object(config_descriptions, "_STEP_COST", 10**9):
+    with patch.object(configs, "_STEP_COST", 10**9):
         whole, at_once = bench.ask(request, version)
     assert in_steps == at_once
     assert stepped == whole
@@ -160,7 +160,7 @@ def test_all_results_are_of_one_image() -> None:
 def test_an_answer_that_is_too_large_is_refused() -> None:
     bench = Bench()
     request = DescribeConfigsRequest(resources=[of(BROKER, "1")] * 100)
-    with patch.object(config_descriptions, "MAX_ANSWER_BYTES", 1_000_000):
+    with patch.object(configs, "MAX_ANSWER_BYTES", 1_000_000):
         answer, _ = bench.ask(request, 4)
     assert {result.error_code for result in answer.results} == {ErrorCode.INVALID_REQUEST}
     assert "fewer resources" in answer.results[0].error_message

@@ -16,8 +16,8 @@ from paper_connection import PaperConnection
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.base.sensors import Sensors
-from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
+from kalda.broker.channels.node_channels import ControllerChannel
 from kalda.broker.handlers.forwarded import ForwardingModule, create_topics_failed
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.requests.api_versions import Features

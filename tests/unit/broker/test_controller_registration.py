@@ -10,7 +10,7 @@ from by_hand import HandTime
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.controller_registration import ControllerRegistrationManager
+from kalda.broker.channels.lifecycle import ControllerRegistrationManager
 from kalda.metadata.features import FEATURE_NAME, MetadataVersion
 from kalda.metadata.image import EMPTY, MetadataDelta, Provenance
 from kalda.protocol.messages.brokers import ControllerRegistrationRequest, ControllerRegistrationResponse

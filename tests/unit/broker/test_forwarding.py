@@ -13,8 +13,8 @@ from by_hand import inline_background
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
+from kalda.broker.channels.node_channels import ControllerChannel
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.handlers.forwarded import create_topics_failed

@@ -11,7 +11,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.handlers.data import DataHandlers, produce_failed, unreadable
-from kalda.broker.requests.item_checks import Items
+from kalda.broker.requests.rows import Items
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.access import WRITE_TOPIC, Caller
 from kalda.protocol.apis import ApiKey

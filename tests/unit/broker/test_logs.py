@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from kalda.broker.process.logs import JsonFormatter, TextFormatter
+from kalda.broker.process.loggers import JsonFormatter, TextFormatter
 
 FORGED = "group\n[2026-01-31 12:00:00,123] ERROR the disk has failed (kalda.logs)\r\x1b[2K"
 

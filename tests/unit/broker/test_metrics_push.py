@@ -13,7 +13,7 @@ from by_hand import HandJobs, HandTime
 
 from kalda.base.scheduling import Clock
 from kalda.base.sensors import Sensors
-from kalda.broker.metrics.metrics_push import MetricsPush
+from kalda.broker.metrics.metrics_export import MetricsPush
 from kalda.telemetry.otlp import DataPoint, decode
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
+from kalda.broker.channels.node_channels import RaftChannel
 from kalda.broker.process.shell import wait_settled
-from kalda.broker.quorum.raft_channel import RaftChannel
 from kalda.network.client.addresses import IsRefused, is_refused
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.network.free_ports import free_ports

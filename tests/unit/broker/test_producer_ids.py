@@ -8,7 +8,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.producer_ids import ProducerIds
+from kalda.broker.channels.transaction_channels import ProducerIds
 from kalda.protocol.messages.brokers import AllocateProducerIdsResponse
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.broker.quorum import controller_catch_up, quorum_side
+from kalda.broker.quorum import quorum_side
 from kalda.protocol.messages.metadata_records import NoOpRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.snapshots import parse_snapshot_name
@@ -64,7 +64,7 @@ def test_the_thread_that_writes_a_snapshot_pauses() -> None:
 def test_a_controller_that_was_far_behind_is_made_from_the_image(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(controller_catch_up, "MAX_REPLAYED_RECORDS", 4)
+    monkeypatch.setattr(quorum_side, "MAX_REPLAYED_RECORDS", 4)
     with Cluster() as cluster:
         first = cluster.create_topic("orders", partitions=5)
         cluster.kill_node(1)

@@ -14,8 +14,7 @@ from streams_members import topology
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.streams_topics import StreamsTopics
-from kalda.broker.handlers.streams_groups import StreamsGroupHandlers
+from kalda.broker.handlers.streams_groups import StreamsGroupHandlers, StreamsTopics
 from kalda.protocol.access import Caller
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import AclOperation

@@ -6,7 +6,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.streams_topics import StreamsTopics
+from kalda.broker.handlers.streams_groups import StreamsTopics
 from kalda.coordinator.groups.streams.topology import InternalTopic
 from kalda.protocol.messages.topics import CreatableTopicResult, CreateTopicsResponse
 

@@ -10,7 +10,7 @@ from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.transaction_markers import TransactionMarkers
+from kalda.broker.channels.transaction_channels import TransactionMarkers
 from kalda.coordinator.transactions.markers import Completion
 from kalda.protocol.messages.transactions import (
     WritableTxnMarkerPartitionResult,

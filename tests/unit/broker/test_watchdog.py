@@ -17,8 +17,7 @@ from paper_connection import PaperConnection
 
 from kalda.base.background import Background, Steps
 from kalda.base.sensors import Sensors
-from kalda.broker.process.shell import LoopTimers
-from kalda.broker.process.watchdog import GROUP, Watchdog
+from kalda.broker.process.shell import GROUP, LoopTimers, Watchdog
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.system_clock import SystemClock
@@ -191,7 +190,7 @@ def test_code_that_keeps_the_interpreters_lock_is_named_by_the_interpreter() -> 
     program = """
 import asyncio, re
 from kalda.base.sensors import Sensors
-from kalda.broker.process import watchdog
+from kalda.broker.process import shell as watchdog
 from kalda.broker.system_clock import SystemClock
 async def main():
     watchdog._LOCKED_S = watchdog._CHECK_S = 0.1

@@ -41,7 +41,7 @@ def test_a_node_does_not_start_with_few_threads(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", some)
-    monkeypatch.setattr("kalda.broker.process.logs.set_up", lambda *_: None)
+    monkeypatch.setattr("kalda.broker.process.loggers.set_up", lambda *_: None)
     try:
         assert server.run(["--dir", str(tmp_path / "node")]) == 1
     finally:

@@ -10,10 +10,9 @@ from by_hand import HandTime, HandTimer
 from kalda.base.errors import InvalidRequest
 from kalda.base.scheduling import Pending
 from kalda.network.frames import Arena
-from kalda.network.server.answer_memory import AnswerMemory
 from kalda.network.server.connection import Answer, Buffer, Connection, FrameHandler
 from kalda.network.server.limits import Limits
-from kalda.network.server.request_memory import RequestMemory
+from kalda.network.server.peer_memory import AnswerMemory, RequestMemory
 from kalda.network.server.turns import Turns
 
 

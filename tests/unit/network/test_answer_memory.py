@@ -11,7 +11,7 @@ from by_hand import HandTime, one_step_a_turn
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.network.server.answer_memory import AnswerMemory
+from kalda.network.server.peer_memory import AnswerMemory
 
 MB = 1_000_000
 LIMIT = 100 * MB

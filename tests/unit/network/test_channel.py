@@ -10,8 +10,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.network.client.channel import MAX_CLIENTS, Channel, Exchanges
-from kalda.network.client.client import Reach, RpcPolicy
+from kalda.network.client.client import MAX_CLIENTS, Channel, Exchanges, Reach, RpcPolicy
 
 
 async def settled(pending: Pending[Any]) -> Any:

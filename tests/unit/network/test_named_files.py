@@ -14,10 +14,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.metadata.configs import ConfigResource
 from kalda.network.config_providers import resolve
-from kalda.network.login.jaas_file import find_entry
 from kalda.network.login.token_endpoint import _from_file, _key, _template
 from kalda.network.login.token_validation import read_url
-from kalda.network.named_files import MAX_BYTES, read_named_file, refusal
+from kalda.network.named_files import MAX_BYTES, find_entry, read_named_file, refusal
 from kalda.network.tls.contexts import TlsFailed, read_stores
 from kalda.security.jaas import BadJaas
 from kalda.security.tls_settings import TlsSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from by_hand import HandTime
 
-from kalda.network.server.request_memory import RequestMemory
+from kalda.network.server.peer_memory import RequestMemory
 
 KB = 1_000
 MB = 1_000 * KB

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kalda.network.login.jaas_file import find_entry, server_sections
+from kalda.network.named_files import find_entry, server_sections
 from kalda.security.certificates import Authority, Issued
 from kalda.security.jaas import PLAIN_MODULE, BadJaas, parse_file, parse_jaas
 from kalda.security.keystores import BadStore, der_of, pem_blocks, read_key_store, read_trust_store

@@ -6,7 +6,7 @@ import math
 
 from kalda.base.sensors import SensorName, Sensors
 from kalda.base.stats import Avg
-from kalda.broker.metrics.metrics_push import node_points
+from kalda.broker.metrics.metrics_export import node_points
 from kalda.telemetry.exposition import as_json, jmx_text, openmetrics
 from kalda.telemetry.otlp import MetricKind, Temporality
 

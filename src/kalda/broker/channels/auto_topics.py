@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Timer, Timers
-from kalda.broker.channels.controller_channel import ControllerChannel
+from kalda.broker.channels.node_channels import ControllerChannel
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,

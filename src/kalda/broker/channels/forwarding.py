@@ -13,7 +13,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.scheduling import Pending
 from kalda.base.sensors import Durations
-from kalda.broker.channels.controller_channel import ControllerChannel
+from kalda.broker.channels.node_channels import ControllerChannel
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Row
 from kalda.network.server.connection import Answer, Buffer

@@ -14,7 +14,6 @@ node.
 - `groups`: the group APIs, and the group coordinator
 - `group_kinds`: which kinds of groups are served now, and their APIs
 - `consumer_groups`: the APIs of consumer groups of KIP-848
-- `chunks`: requests of many items that a coordinator gets in pieces
 - `visible_offsets`: what of the offsets of groups a caller may see
 - `transactions`: InitProducerId, the other APIs of the transaction coordinator, and the coordinator
 - `share`: ShareFetch, ShareAcknowledge; share partitions, and the channels to their coordinators
@@ -24,11 +23,9 @@ node.
 - `share_state`: the APIs of the share coordinator, and the coordinator
 - `markers`: WriteTxnMarkers, DescribeProducers
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
-- `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs; directory assignments, moves, cordoned directories
 - `connections`: limits of listeners and connections; SaslHandshake, SaslAuthenticate after a login
 - `describe`: client quotas, SCRAM credentials
-- `acls`: DescribeAcls
 - `tokens`: delegation tokens
 - `telemetry`: GetTelemetrySubscriptions, PushTelemetry; where pushed metrics go
 - `forwarded`: what the active controller answers

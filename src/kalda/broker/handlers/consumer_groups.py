@@ -13,8 +13,7 @@ from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.handlers.shared import described, error_on_items, error_on_top
 from kalda.broker.requests.context import Reply, RequestContext
-from kalda.broker.requests.item_checks import Items, itself
-from kalda.broker.requests.rows import Authorization, Row, on_group
+from kalda.broker.requests.rows import Authorization, Items, Row, itself, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP
 from kalda.protocol.apis import ApiKey

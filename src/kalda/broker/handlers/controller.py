@@ -13,18 +13,25 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Clock, Pending
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
-from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.connections import ROWS as SASL_ROWS
+from kalda.broker.handlers.describe import AclHandlers
 from kalda.broker.handlers.forwarded import alter_configs_failed, forwarded_row
 from kalda.broker.handlers.shared import check_endpoint_type, error_on_top, fetch_failed
 from kalda.broker.handlers.tokens import create_token_failed
 from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
-from kalda.broker.requests.item_checks import mapped
 from kalda.broker.requests.pipeline import RequestPipeline
-from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, joined, on_cluster
+from kalda.broker.requests.rows import (
+    MAX_ELEMENTS_BETWEEN_NODES,
+    Authorization,
+    QuotaClass,
+    Row,
+    joined,
+    mapped,
+    on_cluster,
+)
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader

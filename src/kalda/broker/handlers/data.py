@@ -26,7 +26,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
 from kalda.base.scheduling import Clock, Pending
 from kalda.base.sensors import Measurable, SensorName, Sensors, counted
-from kalda.broker.channels.broker_channels import BrokerChannels
+from kalda.broker.channels.node_channels import BrokerChannels
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import error_on_items, fetch_failed
 from kalda.broker.metadata_cache import MetadataCache
@@ -35,8 +35,15 @@ from kalda.broker.replicas.coordinators import coordinator_lookup
 from kalda.broker.replicas.opening import OpeningPartitions
 from kalda.broker.replicas.peers import BrokerPeers, ReplicaFetcherManager
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
-from kalda.broker.requests.item_checks import Handler, Items, own_name
-from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row
+from kalda.broker.requests.rows import (
+    MAX_ELEMENTS_BETWEEN_NODES,
+    Authorization,
+    Handler,
+    Items,
+    QuotaClass,
+    Row,
+    own_name,
+)
 from kalda.broker.requests.throttling import is_follower
 from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest

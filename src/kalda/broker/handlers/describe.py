@@ -1,4 +1,6 @@
-"""What a broker answers from its metadata image: quotas, SCRAM users.
+"""What a broker answers from its metadata image: quotas, SCRAM users, access control entries.
+
+What a broker answers from its metadata image: quotas, SCRAM users.
 
 DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 """
@@ -6,15 +8,16 @@ DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.handlers.shared import error_on_items
+from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Row, message_of, on_cluster
+from kalda.metadata.acls import StandardAcl, filter_matcher
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     ComponentData,
@@ -25,8 +28,12 @@ from kalda.protocol.messages.admin import (
     ValueData,
 )
 from kalda.protocol.messages.security import (
+    AclDescription,
     AclOperation,
     CredentialInfo,
+    DescribeAclsRequest,
+    DescribeAclsResource,
+    DescribeAclsResponse,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
@@ -175,3 +182,61 @@ def describe_client_quotas_failed(
 
 describe_user_scram_credentials_failed = error_on_items("results", "users", on_top=True)
 """Without the names of the users, as in Apache Kafka."""
+
+
+_ENTRIES_A_STEP = 2_000
+"""Entries that are compared with the filter in one step."""
+
+
+class AclHandlers(Module):
+    """Access control entries: DescribeAcls (29), which every node answers from its own metadata.
+
+    A node without an authorizer answers SECURITY_DISABLED: entries that nothing enforces would be taken for protection.
+
+    The entries of the newest image.
+    """
+
+    def __init__(self, acls: Callable[[], Iterable[StandardAcl]]) -> None:
+        self._acls = acls
+
+    def rows(self) -> list[Row]:
+        """DescribeAcls."""
+        return [
+            Row(
+                ApiKey.DESCRIBE_ACLS,
+                self.describe_acls,
+                error_on_top,
+                on_cluster(AclOperation.DESCRIBE),
+                has_large_answer=True,
+            )
+        ]
+
+    def describe_acls(self, context: RequestContext, request: DescribeAclsRequest) -> Steps[DescribeAclsResponse]:
+        """The entries that match the filter, by the resource pattern that they are of."""
+        if context.authorizer is None:
+            raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured on the broker")
+        matches = filter_matcher(request)
+        resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
+        for seen, acl in enumerate(self._acls(), 1):
+            if seen % _ENTRIES_A_STEP == 0:
+                yield
+            if not matches(acl):
+                continue
+            pattern = (acl.resource_type, acl.resource_name, acl.pattern_type)
+            resource = resources.get(pattern)
+            if resource is None:
+                resource = resources[pattern] = DescribeAclsResource(
+                    resource_type=acl.resource_type, resource_name=acl.resource_name, pattern_type=acl.pattern_type
+                )
+            resource.acls.append(
+                AclDescription(
+                    principal=acl.principal,
+                    host=acl.host,
+                    operation=acl.operation,
+                    permission_type=acl.permission_type,
+                )
+            )
+        return DescribeAclsResponse(resources=list(resources.values()))
+
+
+# How each API reports that the whole request failed.

@@ -12,8 +12,7 @@ from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import RequestContext
-from kalda.broker.requests.item_checks import Items
-from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, Items, QuotaClass, Row, message_of
 from kalda.protocol.access import CLUSTER_RESOURCE_NAME, READ_TOPIC, Caller
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import AclOperation, AclResourceType

@@ -12,8 +12,7 @@ from kalda.broker.handlers.shared import check_endpoint_type, error_on_items, er
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.module import Module
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
-from kalda.broker.requests.item_checks import Items, itself
-from kalda.broker.requests.rows import Authorization, Row, message_of
+from kalda.broker.requests.rows import Authorization, Items, Row, itself, message_of
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.coordinator.share.records import share_partition_key
 from kalda.metadata.topics import TopicImage

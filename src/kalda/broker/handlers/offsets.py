@@ -12,8 +12,7 @@ from kalda.broker.handlers.shared import error_on_items
 from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import Reply, RequestContext
-from kalda.broker.requests.item_checks import Items
-from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, Items, Row
 from kalda.protocol.access import CLUSTER_RESOURCE_NAME, DELETE_TOPIC, DESCRIBE_TOPIC, Need
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.partitions import (

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kalda.broker.channels.auto_topics import AutoTopics, plan_of_others
-from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigsModule
 from kalda.broker.handlers.connections import ConnectionsModule
 from kalda.broker.handlers.data import ReplicationModule
-from kalda.broker.handlers.describe import DescribeHandlers
+from kalda.broker.handlers.describe import AclHandlers, DescribeHandlers
 from kalda.broker.handlers.forwarded import ForwardingModule
 from kalda.broker.handlers.group_kinds import GROUP_APIS, SHARE_MEMBER_APIS, SHARE_STATE_APIS, GroupKinds
 from kalda.broker.handlers.log_dirs import LogDirsModule

@@ -10,7 +10,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.broker.channels.auto_topics import AutoTopics
-from kalda.broker.channels.broker_channels import BrokerChannels
+from kalda.broker.channels.node_channels import BrokerChannels
 from kalda.broker.channels.share_persister import SharePersister, StateRequest
 from kalda.broker.handlers.transactions import leader_of
 from kalda.broker.module import BrokerContext, Module

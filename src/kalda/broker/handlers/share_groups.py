@@ -14,8 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.broker.handlers.shared import described, error_on_items, error_on_top
 from kalda.broker.requests.context import Reply, RequestContext
-from kalda.broker.requests.item_checks import Items, itself
-from kalda.broker.requests.rows import Authorization, Row, message_of, on_group
+from kalda.broker.requests.rows import Authorization, Items, Row, itself, message_of, on_group
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.access import DELETE_GROUP, DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP, READ_TOPIC

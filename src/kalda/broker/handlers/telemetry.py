@@ -30,7 +30,7 @@ from kalda.base.ids import Uuid, uuid_to_text
 from kalda.base.scheduling import Jobs, Pending, Timer
 from kalda.base.texts import printable
 from kalda.broker.channels.auto_topics import AutoTopics
-from kalda.broker.channels.broker_channels import BrokerChannels
+from kalda.broker.channels.node_channels import BrokerChannels
 from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.context import RequestContext

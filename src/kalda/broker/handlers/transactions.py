@@ -21,9 +21,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import INTERNAL_TOPICS, OFFSETS_TOPIC
 from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
 from kalda.base.scheduling import Clock, Pending
-from kalda.broker.channels.broker_channels import BrokerChannels
-from kalda.broker.channels.producer_ids import ProducerIds
-from kalda.broker.channels.transaction_markers import TransactionMarkers
+from kalda.broker.channels.node_channels import BrokerChannels
+from kalda.broker.channels.transaction_channels import ProducerIds, TransactionMarkers
 from kalda.broker.handlers.shared import error_on_items, error_on_top
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import BrokerContext, Module

@@ -11,7 +11,7 @@ from typing import Any
 
 from kalda.base.errors import ErrorCode
 from kalda.broker.requests.context import Reply, RequestContext
-from kalda.broker.requests.item_checks import Handler, mapped
+from kalda.broker.requests.rows import Handler, mapped
 from kalda.coordinator.groups.offset_requests import group_requests, to_response
 from kalda.protocol.access import DESCRIBE_GROUP, DESCRIBE_TOPIC
 from kalda.protocol.messages.groups import (

@@ -28,7 +28,7 @@ from kalda.base.sensors import (
     quantile_sensors,
 )
 from kalda.broker.quorum.quorum_side import QuorumSide
-from kalda.broker.quorum.raft_times import RAFT
+from kalda.broker.quorum.raft_driver import RAFT
 from kalda.metadata.features import FEATURE_NAME, KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.raft.roles import LeaderRole, Role

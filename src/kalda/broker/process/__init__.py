@@ -2,19 +2,13 @@
 
 - `node`: one process: its parts and the order of its start; its stop
 - `node_parts`: what every part is made with: identity, clocks, threads, directory locks, quotas, authorizer, security
-- `lost_metadata`: an only controller without its metadata log does not start beside the logs of partitions
 - `closing`: the order in which parts are closed
-- `publishers`: what receives each image of the metadata, in which order
 - `listeners`: the bound listeners of a node, and requests that arrive before the node can answer them
-- `broker_side`: with the broker role: the logs, its registration, its services
-- `controller_side`: with the controller role: what its listeners answer, its registration
 - `node_security`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
 - `listener_security`: what a listener with TLS or SASL does with its connections
-- `sasl_answers`: credentials of users, delegation tokens, OAuth tokens
 - `dynamic_configs`: the effective configuration, handed to all modules when it changes
-- `loggers`: the loggers of this process as a config resource
-- `logs`: the format of log lines
+- `loggers`: the format of log lines; loggers as a config resource
 - `disk`: the operating system's files
-- `shell`: timers, threads, entropy
-- `watchdog`: how late the event loop is, and what holds it
+- `shell`: timers, threads, entropy; the watchdog of the loop
+- `sides`: the two halves of a node, and the publishers in their order
 """

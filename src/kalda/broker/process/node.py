@@ -25,24 +25,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.sensors import Sensors
-from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.lifecycle import BrokerLifecycle
+from kalda.broker.channels.node_channels import ControllerChannel, RaftChannel
 from kalda.broker.process.closing import Closing, Ending, Part
 from kalda.broker.process.listeners import NodeListeners
-from kalda.broker.process.logs import started_ms_ago
+from kalda.broker.process.loggers import started_ms_ago
 from kalda.broker.process.node_parts import NodeParts, Surroundings, make_parts
-from kalda.broker.process.publishers import publishers_of_node
 from kalda.broker.process.shell import Host, wait_settled
+from kalda.broker.process.sides import publishers_of_node
 from kalda.broker.quorum.quorum_side import QuorumSide
-from kalda.broker.quorum.raft_channel import RaftChannel
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesError
 from kalda.network.client.client import RpcPolicy
 
 if TYPE_CHECKING:
-    from kalda.broker.metrics.metrics_listener import MetricsListener
-    from kalda.broker.process.broker_side import BrokerSide
-    from kalda.broker.process.controller_side import ControllerSide
+    from kalda.broker.metrics.metrics_export import MetricsListener
+    from kalda.broker.process.sides import BrokerSide, ControllerSide
     from kalda.broker.quorum.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.dirs.log_manager import LogManager
@@ -230,11 +228,11 @@ async def start_node(given: Surroundings) -> RunningNode:
     parts.closing.add(Part.CHANNELS, lambda _: channel.close())
     broker, controller = None, None
     if config.is_broker:
-        from kalda.broker.process.broker_side import BrokerSide
+        from kalda.broker.process.sides import BrokerSide
 
         broker = BrokerSide(parts, listeners, quorum, channel)
     if quorum.controller is not None:
-        from kalda.broker.process.controller_side import ControllerSide
+        from kalda.broker.process.sides import ControllerSide
 
         controller = ControllerSide(parts, listeners, quorum, quorum.controller, channel)
 
@@ -302,7 +300,7 @@ async def _open_metrics(parts: NodeParts, quorum: QuorumSide, broker: BrokerSide
     if quorum.controller is not None:
         add_controller_gauges(sensors, quorum.controller, lambda: quorum.loader.image, quorum, clock)
     if endpoint := config["kalda.metrics.otlp.endpoint"]:
-        from kalda.broker.metrics.metrics_push import MetricsPush
+        from kalda.broker.metrics.metrics_export import MetricsPush
 
         push = MetricsPush(
             config.node_id,
@@ -320,7 +318,7 @@ async def _open_metrics(parts: NodeParts, quorum: QuorumSide, broker: BrokerSide
     address = config["kalda.metrics.listener"]
     if not address:
         return None
-    from kalda.broker.metrics.metrics_listener import MetricsListener
+    from kalda.broker.metrics.metrics_export import MetricsListener
 
     listener = MetricsListener(
         config.node_id,

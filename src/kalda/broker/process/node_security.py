@@ -28,13 +28,18 @@ from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Timer, Timers
-from kalda.broker.process.listener_security import ListenerSecurity, SaslSettings
-from kalda.broker.process.sasl_answers import ListenerAnswers, ScramSecrets, TokenValidator
+from kalda.broker.process.listener_security import (
+    ListenerAnswers,
+    ListenerSecurity,
+    SaslSettings,
+    ScramSecrets,
+    TokenValidator,
+)
 from kalda.broker.process.shell import Host, JobPool
 from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.network.client.security import ClientSecurity
-from kalda.network.login.jaas_file import find_entry, server_sections
 from kalda.network.login.kerberos import GssapiServer, Kerberos, default_realm
+from kalda.network.named_files import find_entry, server_sections
 from kalda.network.python_classes import make
 from kalda.network.tls.contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.security.jaas import JaasEntry, parse_jaas
@@ -232,8 +237,7 @@ class NodeSecurity:
         )
 
     def _tokens(self, config: ServerConfig, listener: str, entry: JaasEntry | None, signed: bool) -> TokenValidator:
-        from kalda.network.login.token_checks import BROKER, DEFAULT, VALIDATOR
-        from kalda.network.login.token_validation import UnsecuredTokens, signed_tokens
+        from kalda.network.login.token_validation import BROKER, DEFAULT, VALIDATOR, UnsecuredTokens, signed_tokens
 
         options = {} if entry is None else entry.options
         value = partial(config.for_listener, listener)

@@ -16,7 +16,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Clock, Jobs, Timer, Timers
-from kalda.broker.channels.controller_channel import ControllerChannel
+from kalda.broker.channels.node_channels import ControllerChannel
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.protocol.framing import ConnectionRefused

@@ -4,7 +4,6 @@
 - `rows`: a row an API: handler, authorization, quota, failure
 - `context`: what a handler receives and may return
 - `api_versions`: ApiVersions, which announces exactly the rows
-- `item_checks`: checks of the single items of a request
 - `node_authorizer`: the authorizer of a node, fed by the metadata
 - `quotas`: a node's client quotas, fed by the metadata
 - `charging`: the stage of the pipeline that charges answers to quotas

@@ -3,5 +3,4 @@
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `security`: TLS and SASL of these connections
 - `addresses`: the addresses of a host, which one a node connects to first, and whether they refuse connections
-- `channel`: requests of one purpose as pending results, over a client for each address
 """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kalda.base.configs.client import LOGIN
 from kalda.base.errors import ApiError
-from kalda.network.login.jaas_file import CLIENT_SECTION, find_entry
+from kalda.network.named_files import CLIENT_SECTION, find_entry
 from kalda.network.python_classes import make
 from kalda.security.jaas import BadJaas, JaasEntry, parse_jaas
 from kalda.security.mechanisms import ClientLogin, ClientMechanism, PlainClient, SaslFailed, authentication_failed
@@ -445,8 +445,8 @@ class ClientSecurity:
 
     def _requests(self, configs: Mapping[str, Any]) -> Callable[[], str]:
         """What requests a token, and checks it before it is used. Raises `ValueError`."""
-        from kalda.network.login.token_checks import TokenSettings, check_of
         from kalda.network.login.token_endpoint import retriever_of
+        from kalda.network.login.token_validation import TokenSettings, check_of
 
         settings = TokenSettings(self._value_of, self._options, self._allowed_urls, self._allowed_files)
         retrieve, check = retriever_of(settings, configs), check_of(settings, configs)

@@ -25,8 +25,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 
 from kalda.base.texts import printable
-from kalda.network.login.token_checks import TokenSettings
-from kalda.network.login.token_validation import Refused, read_url, retrying
+from kalda.network.login.token_validation import Refused, TokenSettings, read_url, retrying
 from kalda.network.named_files import read_named_file, read_named_text
 from kalda.network.python_classes import make
 from kalda.security.oauthbearer import split_token

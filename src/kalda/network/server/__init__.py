@@ -5,8 +5,7 @@
 - `admission`: which connections are accepted: counts and rates
 - `limits`: sizes, counts, rates and times that a peer may use
 - `turns`: how the requests of many connections share the event loop
-- `request_memory`: where that of arriving and unanswered requests is used up, one connection reads on, others wait
-- `answer_memory`: few large answers are made at a time; who does not read is closed where unread ones are too many
 - `peer_log`: log lines about peers, a limited number per second
 - `http`: a small HTTP server for what operators read
+- `peer_memory`: the memory of requests that arrive, and of answers that are not read
 """

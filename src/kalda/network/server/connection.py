@@ -38,10 +38,9 @@ from kalda.base.disk import FileSlice
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.scheduling import Pending, Timer
 from kalda.network.frames import SIZE_BYTES, Arena, BadFrameSize, FrameReader
-from kalda.network.server.answer_memory import AnswerMemory
 from kalda.network.server.limits import Limits
 from kalda.network.server.peer_log import describe_opening, log
-from kalda.network.server.request_memory import SMALL_BYTES, RequestMemory
+from kalda.network.server.peer_memory import SMALL_BYTES, AnswerMemory, RequestMemory
 from kalda.network.server.turns import FEW_REQUESTS, SLOW_NS, Turns
 from kalda.protocol.access import ANONYMOUS
 

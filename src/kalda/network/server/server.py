@@ -29,11 +29,10 @@ from kalda.base.scheduling import Clock
 from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.network.frames import Arena
 from kalda.network.server.admission import Admission, Decision, Verdict
-from kalda.network.server.answer_memory import AnswerMemory
 from kalda.network.server.connection import Connection, FrameHandler
 from kalda.network.server.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 from kalda.network.server.peer_log import PeerLog, log
-from kalda.network.server.request_memory import RequestMemory
+from kalda.network.server.peer_memory import AnswerMemory, RequestMemory
 from kalda.network.server.turns import Turns
 
 if TYPE_CHECKING:

@@ -2,5 +2,4 @@
 
 - `contexts`: OpenSSL contexts of the two sides, out of settings
 - `transport`: TLS of a listener: a transport between the socket's and a connection
-- `certificate_files`: certificates of a test cluster, as files
 """

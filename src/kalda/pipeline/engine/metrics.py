@@ -16,8 +16,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kalda.base.sensors import Measurable, SensorName, Tags, counted, gauged
-from kalda.broker.metrics.metrics_listener import LISTENER, parse_listener
-from kalda.broker.metrics.metrics_push import ENDPOINT, check_endpoint, node_points, post_metrics
+from kalda.broker.metrics.metrics_export import (
+    ENDPOINT,
+    LISTENER,
+    check_endpoint,
+    node_points,
+    parse_listener,
+    post_metrics,
+)
 from kalda.network.server.http import Handle, HttpServer, Page
 from kalda.pipeline.session import PipelineError
 from kalda.telemetry.exposition import CONTENT_TYPE, openmetrics
