@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 from kalda.base.scheduling import Pending
-from kalda.broker.process.sides import BrokerSide
+from kalda.broker.process.broker_side import BrokerSide
 
 
 def test_a_broker_serves_only_when_its_own_metadata_lists_it() -> None:

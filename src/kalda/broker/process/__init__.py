@@ -10,5 +10,7 @@
 - `loggers`: the format of log lines; loggers as a config resource
 - `disk`: the operating system's files
 - `shell`: timers, threads, entropy; the watchdog of the loop
-- `sides`: the two halves of a node, and the publishers in their order
+- `broker_side`: the half with the broker role
+- `controller_side`: the half with the controller role
+- `publishers`: what follows metadata, in its order
 """

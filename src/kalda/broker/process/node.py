@@ -31,8 +31,8 @@ from kalda.broker.process.closing import Closing, Ending, Part
 from kalda.broker.process.listeners import NodeListeners
 from kalda.broker.process.loggers import started_ms_ago
 from kalda.broker.process.node_parts import NodeParts, Surroundings, make_parts
+from kalda.broker.process.publishers import publishers_of_node
 from kalda.broker.process.shell import Host, wait_settled
-from kalda.broker.process.sides import publishers_of_node
 from kalda.broker.quorum.quorum_side import QuorumSide
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesError
@@ -40,7 +40,8 @@ from kalda.network.client.client import RpcPolicy
 
 if TYPE_CHECKING:
     from kalda.broker.metrics.metrics_export import MetricsListener
-    from kalda.broker.process.sides import BrokerSide, ControllerSide
+    from kalda.broker.process.broker_side import BrokerSide
+    from kalda.broker.process.controller_side import ControllerSide
     from kalda.broker.quorum.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.dirs.log_manager import LogManager
@@ -228,11 +229,11 @@ async def start_node(given: Surroundings) -> RunningNode:
     parts.closing.add(Part.CHANNELS, lambda _: channel.close())
     broker, controller = None, None
     if config.is_broker:
-        from kalda.broker.process.sides import BrokerSide
+        from kalda.broker.process.broker_side import BrokerSide
 
         broker = BrokerSide(parts, listeners, quorum, channel)
     if quorum.controller is not None:
-        from kalda.broker.process.sides import ControllerSide
+        from kalda.broker.process.controller_side import ControllerSide
 
         controller = ControllerSide(parts, listeners, quorum, quorum.controller, channel)
 

@@ -1,6 +1,4 @@
-"""The two halves of a node, broker and controller, and the publishers of both in their order.
-
-The half of a node with the broker role: the logs, the broker's registration and heartbeats, the services.
+"""The half of a node with the broker role: the logs, the broker's registration and heartbeats, the services.
 
 Coming up: register; catch up with the metadata; recover the logs on threads; apply the first image, which opens every
 partition; start the modules; become unfenced; serve. Going down: hand leadership over; close the modules; stop serving;
@@ -16,84 +14,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
-from kalda.broker.channels.lifecycle import BrokerIdentity, BrokerLifecycle, ControllerRegistrationManager
+from kalda.broker.channels.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.channels.node_channels import ControllerChannel
-from kalda.broker.handlers.configs import ConfigHandlers
-from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.handlers.log_dirs import assigned_directory
 from kalda.broker.handlers.services import Services
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import BrokerContext
-from kalda.broker.process.closing import Ending, Part
+from kalda.broker.process.closing import Part
 from kalda.broker.process.dynamic_configs import DynamicConfigs
 from kalda.broker.process.listeners import NodeListeners
 from kalda.broker.process.node_parts import NodeParts
+from kalda.broker.process.publishers import publishers_of_broker
 from kalda.broker.process.shell import wait_settled
 from kalda.broker.quorum.quorum_side import QuorumSide
 from kalda.broker.replicas.log_keeper import make_log_manager
 from kalda.broker.replicas.opening import OpeningPartitions
 from kalda.broker.replicas.publishing_faults import PublishingFaults
-from kalda.broker.requests.api_versions import Features
-from kalda.controller.quorum_controller import QuorumController
-from kalda.metadata.features import supported_ranges
-from kalda.metadata.publisher import BrokerRegistrationTracker, Publisher
-from kalda.protocol.messages.brokers import (
-    BrokerRegistrationRequestFeature,
-    BrokerRegistrationRequestListener,
-    ControllerRegistrationRequest,
-    ControllerRegistrationRequestFeature,
-    ControllerRegistrationRequestListener,
-)
+from kalda.metadata.publisher import BrokerRegistrationTracker
+from kalda.protocol.messages.brokers import BrokerRegistrationRequestFeature, BrokerRegistrationRequestListener
 from kalda.storage.dirs.future_logs import Placed
 from kalda.storage.dirs.log_dirs import LogDir
 from kalda.storage.job import Job
-
-if TYPE_CHECKING:
-    from kalda.broker.channels.lifecycle import ControllerRegistrationManager
-    from kalda.broker.handlers.services import Services
-    from kalda.broker.requests.node_authorizer import NodeAuthorizer
-    from kalda.broker.requests.quotas import NodeQuotas
-    from kalda.metadata.publisher import BrokerRegistrationTracker, SnapshotGenerator
-
-# The publishers that receive each image of the metadata, in their order.
-#
-# The loader calls publishers in the order of their installation: those of every node, which are installed before the
-# metadata log is read, then those of a broker, which wait until its logs are recovered.
-
-
-def publishers_of_node(
-    authorizer: NodeAuthorizer | None,
-    snapshots: SnapshotGenerator,
-    quotas: NodeQuotas,
-    registration: ControllerRegistrationManager | None,
-) -> list[Publisher]:
-    """The authorizer is the first: no part of the node acts on an image while decisions use older entries."""
-    every: tuple[Publisher | None, ...] = (authorizer, snapshots, quotas, registration)
-    return [each for each in every if each is not None]
-
-
-def publishers_of_broker(services: Services, tracker: BrokerRegistrationTracker) -> list[Publisher]:
-    """The image is visible to readers, then dynamic configs take effect, which are the defaults of the logs that
-    `partitions` opens. Channels close their connections to brokers that were fenced."""
-    return [
-        services.cache,
-        services.dynamic_configs,
-        services.replication.channels,
-        services.replication.throttles,
-        services.transactions.channels,
-        services.share_coordinators.channels,
-        services.client_metrics,
-        services.client_metrics.channels,
-        services.topics_of_groups,
-        services.partitions,
-        tracker,
-    ]
-
 
 log = logging.getLogger("kalda.broker")
 T = TypeVar("T")
@@ -326,78 +272,3 @@ def _heartbeat_channel(parts: NodeParts, quorum: QuorumSide, others: ControllerC
         silence_ms,
         partial(others.drop_silent_connection, silence_ms),
     )
-
-
-class ControllerSide:
-    """The half of a node with the controller role: what its listeners answer, and its registration.
-
-    A controller's listeners, and its registration with the active controller.
-    """
-
-    def __init__(
-        self,
-        parts: NodeParts,
-        listeners: NodeListeners,
-        quorum: QuorumSide,
-        controller: QuorumController,
-        channel: ControllerChannel,
-    ) -> None:
-        """`controller` is that of `quorum`."""
-        self._parts = parts
-        self._listeners = listeners
-        self._quorum = quorum
-        config = parts.config
-        configs = ConfigHandlers(config.node_id, config, quorum.loader)
-        self.handlers = ControllerHandlers(
-            quorum.raft, controller, quorum.loader, parts.host.clock, parts.cluster_id, configs, quorum.arm
-        )
-        self.registration = ControllerRegistrationManager(self._request(), channel.send, parts.timers)
-        parts.closing.add(Part.CONTROLLER, self._close)
-        parts.closing.add(Part.REGISTRATION, lambda _: self.registration.close())
-
-    def start(self) -> None:
-        """Answer; on listeners that are not early, as soon as the authorizer has its entries."""
-        parts, config = self._parts, self._parts.config
-        pipeline = self.handlers.pipeline(
-            self._features,
-            parts.background,
-            unstable_versions=config["unstable.api.versions.enable"],
-            authorizer=parts.authorizer,
-            throttle=parts.quotas.throttle,
-        )
-        parts.quotas.add_pipeline(pipeline)
-        parts.watchdog.watch(pipeline)
-        on_frame = parts.on_frame(pipeline)
-        for name in config.controller_listener_names:
-            self._listeners.server.listeners[name].on_close.append(self.handlers.on_close)
-            open_gate = partial(self._listeners.open, name, on_frame)
-            if parts.node_authorizer is None or name in config.early_start_listeners:
-                open_gate()
-            else:
-                parts.node_authorizer.when_loaded(open_gate)
-
-    def _features(self) -> Features:
-        """What ApiVersions announces. As in Apache Kafka, the ranges of controllers follow the key of unstable APIs."""
-        return self._quorum.features(supported_ranges(unstable=self._parts.config["unstable.api.versions.enable"]))
-
-    def _request(self) -> ControllerRegistrationRequest:
-        parts = self._parts
-        return ControllerRegistrationRequest(
-            controller_id=parts.config.node_id,
-            incarnation_id=parts.incarnation_id,
-            listeners=[
-                ControllerRegistrationRequestListener(name=endpoint.name, host=endpoint.host, port=endpoint.port)
-                for endpoint in self._listeners.controller_endpoints
-            ],
-            features=[
-                ControllerRegistrationRequestFeature(
-                    name=name, min_supported_version=levels.min, max_supported_version=levels.max
-                )
-                for name, levels in parts.supported.items()
-            ],
-        )
-
-    def _close(self, _: Ending) -> None:
-        self._quorum.stop_probing()
-        for name in self._parts.config.controller_listener_names:
-            self._listeners.server.listeners[name].on_close.remove(self.handlers.on_close)
