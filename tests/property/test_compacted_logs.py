@@ -277,7 +277,7 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
         written = 0
 
         def __init__(self, *rules: Any) -> None:
-            self.filter_batch = BatchFilter(*passes).filter_batch
+            self.filter_batch = BatchFilter(*rules).filter_batch
 
         def run(self, chunk: object, at: int, stop: int) -> int:
             return at
@@ -303,7 +303,7 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
 @pytest.mark.parametrize("seed", SEEDS[::5])
 def test_a_small_buffer_and_small_slices_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, layouts = logged(seed)
-    monkeypatch.setattr(passes, "BatchFilter", lambda *rules: BatchFilter(*passes, 2_000))
+    monkeypatch.setattr(passes, "BatchFilter", lambda *rules: BatchFilter(*rules, 2_000))
     monkeypatch.setattr(passes, "_WRITE_BYTES", 700)
     monkeypatch.setattr(passes, "_READ_BYTES", 500)
     monkeypatch.setattr(passes, "_LEAST_READ_BYTES", 300)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kalda.assignors.server_assignor import GroupSpec, ServerAssignor, TargetAssignment, TopicShape
+from kalda.assignors.server_assignor import GroupSpec, ServerAssignor, TargetAssignment, TaskAssignor, TopicShape
 from kalda.assignors.sticky_task_assignor import StickyTaskAssignor
-from kalda.assignors.task_assignor import TaskAssignor
 from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
@@ -29,7 +28,7 @@ from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
-from kalda.coordinator.share.group_states import StateSummary
+from kalda.coordinator.share.records import StateSummary
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
     DeleteGroupsRequest,

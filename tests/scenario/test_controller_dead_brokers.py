@@ -6,7 +6,7 @@ import pytest
 from controller_world import World
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.probes import MAX_UNDER_WAY, PROBES_MS, Probe, Probes, addresses
+from kalda.controller.liveness import MAX_UNDER_WAY, PROBES_MS, Probe, Probes, addresses
 from kalda.metadata.cluster import Endpoint
 
 SESSION_MS = 9_000

@@ -12,7 +12,7 @@ from controller_world import World, creatable, state
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller import broker_changes as departures_module
-from kalda.controller.probes import Probe
+from kalda.controller.liveness import Probe
 from kalda.protocol.access import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
 from kalda.protocol.messages.metadata_records import NoOpRecord, PartitionChangeRecord, PartitionRecord, TopicRecord

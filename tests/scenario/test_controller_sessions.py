@@ -6,7 +6,7 @@ import pytest
 from controller_world import World, state
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.periodic import RERUN_MS
+from kalda.controller.event_queue import RERUN_MS
 
 SESSION_MS = 9_000
 SAMPLE_MS = SESSION_MS // 8

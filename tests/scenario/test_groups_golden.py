@@ -8,9 +8,9 @@ from pathlib import Path
 from groups_world import Client, World, describe, list_groups
 
 from kalda.assignors.server_assignor import TopicShape
+from kalda.coordinator.groups.config import TopicCatalog
 from kalda.coordinator.groups.records import KindRecord, decode_record, encode_record
 from kalda.coordinator.groups.streams.member import task_ids
-from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 

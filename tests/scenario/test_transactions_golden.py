@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transactions_world import World
 
-from kalda.coordinator.transactions.records import decode_record, encode_record
+from kalda.coordinator.transactions.metadata import decode_record, encode_record
 from kalda.records.batch import iter_batches
 from kalda.records.builder import Record, read_records
 

@@ -13,9 +13,8 @@ from groups_world import MemoryLog
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
-from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import NO_LEADER, Completion, MarkerQueues
-from kalda.coordinator.transactions.metadata import TransactionMetadata
+from kalda.coordinator.transactions.metadata import TransactionConfig, TransactionMetadata
 from kalda.coordinator.transactions.shard import TransactionShard
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from kalda.protocol.access import Caller

@@ -22,7 +22,7 @@ def _done(value: Any = None) -> Pending[Any]:
 
 def _give_what_others_have(switch: Switch) -> None:
     """A partition is assigned before the member that has it gives it back."""
-    from kalda.coordinator.groups.reconciliation import Reconciliation
+    from kalda.coordinator.groups.consumer_protocol import Reconciliation
 
     checked = Reconciliation.__init__
 
@@ -127,27 +127,27 @@ def _forget_letters_of_former_leaders(switch: Switch) -> None:
 
 def _run_what_others_run(switch: Switch) -> None:
     """A task is given to a member before the one that runs it has given it back."""
-    from kalda.coordinator.groups.streams.reconciliation import _Step
+    from kalda.coordinator.groups.streams.member import _Step
 
     switch.set(_Step, "_free_to_run", lambda self, tasks: tasks)
 
 
 def _copy_beside_the_task(switch: Switch) -> None:
     """A process gets a standby copy of a task of which it has another copy."""
-    from kalda.coordinator.groups.streams.reconciliation import _Step
+    from kalda.coordinator.groups.streams.member import _Step
 
     switch.set(_Step, "_waits_for_standby", lambda self, task: False)
 
 
 def _take_back_unsaid(switch: Switch) -> None:
     """A task counts as given back before its member has said so."""
-    from kalda.coordinator.groups.streams.reconciliation import _Step
+    from kalda.coordinator.groups.streams.member import _Step
 
     switch.set(_Step, "still_has", lambda self, tasks: False)
 
 
 def _keep_silent_members(switch: Switch) -> None:
-    from kalda.coordinator.groups.kind_groups import KindGroups
+    from kalda.coordinator.groups.kind_protocol import KindGroups
 
     switch.set(KindGroups, "_expire", lambda *_: None)
 

@@ -93,8 +93,8 @@ def _read_unstable_offsets(switch: Switch) -> None:
 def _end_for_any_epoch(switch: Switch) -> None:
     """A repeated EndTxn of version 2 ends the transaction that is open now."""
     from kalda.coordinator.transactions import transaction_coordinator
-    from kalda.coordinator.transactions.end_transaction import refuse_end
     from kalda.coordinator.transactions.metadata import TransactionMetadata, TransactionState
+    from kalda.coordinator.transactions.transaction_coordinator import refuse_end
 
     def refuse(
         metadata: TransactionMetadata, producer_id: int, epoch: int, client_version: int, *, committed: bool

@@ -7,9 +7,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal, TypeAlias, cast, overload
 
-from kalda.assignors.server_assignor import GroupSpec, MemberPartitions, ServerAssignor, TargetAssignment
+from kalda.assignors.server_assignor import GroupSpec, MemberPartitions, ServerAssignor, TargetAssignment, TaskAssignor
 from kalda.assignors.sticky_task_assignor import StickyTaskAssignor
-from kalda.assignors.task_assignor import TaskAssignor
 from kalda.assignors.uniform_assignor import UniformAssignor
 from kalda.base.background import Steps
 from kalda.base.configs.definition import invalid_value

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from kalda.assignors.server_assignor import AssignorError
-from kalda.assignors.task_assignor import MemberTasks, StreamsGroupSpec, TaskId
+from kalda.assignors.server_assignor import AssignorError, MemberTasks, StreamsGroupSpec, TaskId
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.java_order import java_order, java_order_steps
 

@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
-from kalda.controller.cluster import ClusterControl
+from kalda.controller.cluster import BrokerControlState, ClusterControl
 from kalda.controller.features import FeatureControl
-from kalda.controller.heartbeats import BrokerControlState
-from kalda.controller.partition_index import TopicIdPartition
-from kalda.controller.partitions import PartitionControl
+from kalda.controller.partitions import PartitionControl, TopicIdPartition
 from kalda.metadata.cluster import BrokerRegistration
 from kalda.metadata.topics import NO_LEADER
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse

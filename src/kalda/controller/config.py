@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kalda.base.background import Background
 from kalda.base.ids import Uuid, UuidSource
 from kalda.controller.configs import AlterConfigPolicy
-from kalda.controller.delegation_tokens import TokenConfig
+from kalda.controller.credentials import TokenConfig
 from kalda.controller.features import KraftVersionControl
 from kalda.controller.placement import Random
 from kalda.controller.topics import CreateTopicPolicy

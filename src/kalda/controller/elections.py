@@ -7,8 +7,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.partition_change import Election
-from kalda.controller.partition_index import TopicIdPartition
-from kalda.controller.partitions import PartitionControl
+from kalda.controller.partitions import PartitionControl, TopicIdPartition
 from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.topics import (
     ElectLeadersRequest,

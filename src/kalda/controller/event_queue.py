@@ -18,14 +18,25 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from kalda.base.background import Background, Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Pending
 from kalda.base.sensors import Durations
+from kalda.controller.configs import CLUSTER_DEFAULT, MIN_INSYNC_REPLICAS
+from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, MetadataVersion, from_level
+from kalda.metadata.features import FEATURE_NAME as METADATA_VERSION
+from kalda.protocol.messages.metadata_records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    ConfigRecord,
+    EndTransactionRecord,
+    FeatureLevelRecord,
+)
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
@@ -313,3 +324,133 @@ class Faults:
             yield
         except Exception as error:
             self.on_failure(event, error)
+
+
+# The first records of a new active controller.
+#
+# On an empty log these are the bootstrap records, which finalize the metadata.version that the cluster was formatted
+# for. They are one metadata transaction where that version has transactions (KIP-868), so no log has only a part of
+# them. On any other log there is a record only where the previous controller stopped inside a transaction: one that
+# aborts it.
+
+_BOOTSTRAP_TRANSACTION = "Bootstrap records"
+_ABORT_REASON = "Controller failover"
+
+
+def activation_records(
+    *,
+    is_transaction_open: bool,
+    bootstrap: Sequence[VersionedRecord],
+    metadata_version: MetadataVersion | None,
+    min_insync_replicas: str,
+) -> list[VersionedRecord]:
+    """`metadata_version` is that of the log, without an open transaction; None for an empty log. `min_insync_replicas`
+    is the value in the node's properties: eligible leader replicas need a cluster-wide value (KIP-966). Raises
+    `ValueError` where the bootstrap records set no metadata.version, or the log has a transaction and a version
+    without transactions.
+    """
+    is_log_empty = metadata_version is None
+    version = bootstrap_metadata_version(bootstrap) if metadata_version is None else metadata_version
+    records: list[VersionedRecord] = []
+    if is_transaction_open:
+        if not version.is_metadata_transaction_supported:
+            raise ValueError(f"the metadata log has an open transaction, but {version} has no transactions")
+        records.append(VersionedRecord(AbortTransactionRecord(reason=_ABORT_REASON), 0))
+    if not is_log_empty:
+        return records
+    records += bootstrap
+    if _level(bootstrap, ELIGIBLE_LEADER_REPLICAS_VERSION) > 0:
+        record = ConfigRecord(
+            resource_type=int(CLUSTER_DEFAULT.type),
+            resource_name=CLUSTER_DEFAULT.name,
+            name=MIN_INSYNC_REPLICAS,
+            value=min_insync_replicas,
+        )
+        records.append(VersionedRecord(record, 0))
+    if not version.is_metadata_transaction_supported:
+        return records
+    aborts = int(is_transaction_open)
+    begin = VersionedRecord(BeginTransactionRecord(name=_BOOTSTRAP_TRANSACTION), 0)
+    end = VersionedRecord(EndTransactionRecord(), 0)
+    return [*records[:aborts], begin, *records[aborts:], end]
+
+
+def bootstrap_metadata_version(bootstrap: Sequence[VersionedRecord]) -> MetadataVersion:
+    """Raises `ValueError` for records that set none: no cluster can start without one."""
+    level = _level(bootstrap, METADATA_VERSION)
+    if level == 0:
+        raise ValueError("the bootstrap records do not set metadata.version: format the storage again")
+    return from_level(level)
+
+
+def _level(records: Sequence[VersionedRecord], feature: str) -> int:
+    level = 0
+    for versioned in records:
+        record = versioned.record
+        if isinstance(record, FeatureLevelRecord) and record.name == feature:
+            level = record.feature_level
+    return level
+
+
+@dataclass(slots=True)
+class PeriodicTask:
+    """`run(now_ms)` does one step. It returns whether there is more to do."""
+
+    name: str
+    period_ms: int
+    run: Callable[[int], bool]
+
+
+RERUN_MS = 10
+"""As long as in Apache Kafka."""
+
+
+class PeriodicTasks:
+    """The periodic tasks of the active controller.
+
+    A task runs when it is due, and then again one period later; `RERUN_MS` later where its step returned that there is
+    more to do, so that requests are handled in between. Only the active controller runs tasks, and only after its
+    activation records are applied.
+
+    Invariant: the next run of a task is set before it runs. A task that raises delays neither the others nor itself: it
+    runs again one period later.
+
+    Tasks, and when each is due.
+    """
+
+    def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
+        """`on_failure(name, error)`: a task has raised."""
+        self._on_failure = on_failure
+        self._tasks: list[PeriodicTask] = []
+        self._due_ms: dict[str, int] = {}
+        """by name of the task; empty while this controller is not active"""
+
+    def add(self, task: PeriodicTask) -> None:
+        assert task.period_ms > 0, f"the period of {task.name} is not positive"
+        self._tasks.append(task)
+
+    def activate(self, now_ms: int) -> None:
+        self._due_ms = {task.name: now_ms + task.period_ms for task in self._tasks}
+
+    def deactivate(self) -> None:
+        self._due_ms = {}
+
+    def hasten(self, name: str, due_ms: int) -> None:
+        """The task has something to do: it is due at `due_ms` at the latest."""
+        if name in self._due_ms:
+            self._due_ms[name] = min(self._due_ms[name], due_ms)
+
+    def poll(self, now_ms: int) -> int | None:
+        """Run one step of each task that is due. Returns when the next one is due, None while inactive."""
+        for task in self._tasks:
+            if self._due_ms.get(task.name, now_ms + 1) > now_ms:
+                continue
+            self._due_ms[task.name] = now_ms + task.period_ms
+            try:
+                more = task.run(now_ms)
+            except Exception as error:
+                self._on_failure(task.name, error)
+                continue
+            if more and task.name in self._due_ms:  # otherwise this controller lost its leadership in this step
+                self._due_ms[task.name] = now_ms + min(RERUN_MS, task.period_ms)
+        return min(self._due_ms.values(), default=None)

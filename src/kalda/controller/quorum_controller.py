@@ -38,26 +38,37 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.scheduling import Pending
 from kalda.controller.acls import AclControl
-from kalda.controller.activation import activation_records
 from kalda.controller.broker_changes import BrokerChangeControl
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.config import ControllerConfig, ControllerHost
-from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
-from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
-from kalda.controller.delegation_tokens import EVENTS, DelegationTokenControl, TokenRequest
+from kalda.controller.configs import (
+    AlterConfigPolicy,
+    ConfigControl,
+    ConfigSchema,
+    incremental_alter_configs,
+    legacy_alter_configs,
+)
+from kalda.controller.credentials import EVENTS, DelegationTokenControl, ScramControl, TokenRequest
 from kalda.controller.elections import ElectionControl
-from kalda.controller.event_queue import Decide, Decision, EventQueue, EventTimes, Faults
+from kalda.controller.event_queue import (
+    RERUN_MS,
+    Decide,
+    Decision,
+    EventQueue,
+    EventTimes,
+    Faults,
+    PeriodicTask,
+    PeriodicTasks,
+    activation_records,
+)
 from kalda.controller.features import FeatureControl
-from kalda.controller.liveness import CONTINUE_SHUTDOWN, FENCE_STALE, BrokerLiveness
+from kalda.controller.liveness import CONTINUE_SHUTDOWN, FENCE_STALE, BrokerLiveness, Probe
 from kalda.controller.partitions import PartitionControl
-from kalda.controller.periodic import RERUN_MS, PeriodicTask, PeriodicTasks
-from kalda.controller.probes import Probe
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
 from kalda.controller.replay import other_records, replay_run, replay_table
 from kalda.controller.replica_reports import AlterPartitionControl, DirectoryControl
-from kalda.controller.scram import ScramControl
 from kalda.controller.topics import TopicControl, TopicDefaults
 from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION

@@ -15,8 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.configs import ConfigControl
 from kalda.controller.partition_change import Election
-from kalda.controller.partition_index import TopicIdPartition
-from kalda.controller.partitions import PartitionControl
+from kalda.controller.partitions import PartitionControl, TopicIdPartition
 from kalda.metadata.topics import PartitionRegistration
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,

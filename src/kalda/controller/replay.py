@@ -9,11 +9,10 @@ from kalda.controller.acls import AclControl
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import ConfigControl
-from kalda.controller.delegation_tokens import DelegationTokenControl
+from kalda.controller.credentials import DelegationTokenControl, ScramControl
 from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.producer_ids import ProducerIdControl
-from kalda.controller.scram import ScramControl
 from kalda.metadata.features import LATEST_TESTING
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.image_records import ImageWriter

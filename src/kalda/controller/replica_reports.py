@@ -16,8 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.features import FeatureControl
-from kalda.controller.partition_index import TopicIdPartition
-from kalda.controller.partitions import PartitionControl
+from kalda.controller.partitions import PartitionControl, TopicIdPartition
 from kalda.metadata.topics import NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,

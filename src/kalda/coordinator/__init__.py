@@ -6,9 +6,7 @@ the batches of a partition that is loaded, and its high watermark; it appends to
 
 - `internal_topics.py`: which internal topic belongs to which coordinator, and which of its partitions to a key
 - `runtime.py`: the partitions that this node leads: load, retry, give up; timers, write timeouts
-- `shard.py`: what a kind of coordinator implements: the state of one partition
-- `partition.py`: one partition: writing, commits
-- `loader.py`: one attempt to load a partition
+- `partition.py`: one partition: its shard's interface, loading, writing, commits
 - `timers.py`: a deterministic heap of timers
 - `answers.py`: answers that may have to wait, and the log's errors as a client of a coordinator gets them
 - `groups/`: the group coordinator, key type 0, over `__consumer_offsets`

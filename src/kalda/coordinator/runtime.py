@@ -39,9 +39,7 @@ from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.base.stats import Avg, Max
 from kalda.coordinator.internal_topics import coordinator_partition
-from kalda.coordinator.loader import Load
-from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
-from kalda.coordinator.shard import Shard
+from kalda.coordinator.partition import CoordinatorPartition, Load, Shard, TransactionalProducer
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.statemachine.runtime import ReplayFault
 from kalda.storage.values import TransactionEnd

@@ -23,9 +23,17 @@ from typing import Final
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.samples import FreeUse
 from kalda.base.stats import Avg, MetricConfig, Quota, Rate
-from kalda.quota.callback import ClientQuotaCallback
-from kalda.quota.decisions import Decision, throttle_ms
-from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels, Limits, Step
+from kalda.quota.entities import (
+    ABSENT,
+    DEFAULT,
+    ClientQuotaCallback,
+    Decision,
+    Entity,
+    Levels,
+    Limits,
+    Step,
+    throttle_ms,
+)
 
 SENSOR_LIFETIME_MS: Final = 3_600_000
 """After so long without a record a sensor is removed, as in Kafka."""

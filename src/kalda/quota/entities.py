@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import IntFlag
-from typing import Final, NamedTuple, TypeAlias
+from math import copysign, floor, isnan
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from kalda.base.stats import Rate
 from kalda.metadata.client_quotas import CLIENT_ID, USER
 
 ABSENT: Final = ""
@@ -173,3 +175,73 @@ class Limits:
     def entities(self) -> list[tuple[Entity, float]]:
         """All limits."""
         return [(Entity(*entity), limit) for entity, limit in self._by_entity.items()]
+
+
+# The interface of an operator's own class that decides whose quota applies: `client.quota.callback.class`.
+#
+# It replaces the eight levels of `entities`. Kafka's `ClientQuotaCallback` (KIP-257), with Python's names.
+
+
+class ClientQuotaCallback(Protocol):
+    """All methods are called on the event loop: they must return at once, without files or network.
+
+    `quota_type` is PRODUCE, FETCH, REQUEST or CONTROLLER_MUTATION.
+    """
+
+    def quota_metric_tags(self, quota_type: str, user: str, client_id: str) -> Mapping[str, str]:
+        """Clients with the same tags share a quota. Called for every request."""
+        ...
+
+    def quota_limit(self, quota_type: str, metric_tags: Mapping[str, str]) -> float | None:
+        """The quota of those tags; None for no limit."""
+        ...
+
+    def update_quota(self, quota_type: str, entity: Entity, value: float) -> None:
+        """A quota in the metadata was set."""
+        ...
+
+    def remove_quota(self, quota_type: str, entity: Entity) -> None:
+        """A quota in the metadata was removed."""
+        ...
+
+    def quota_reset_required(self, quota_type: str) -> bool:
+        """Whether limits have changed since the last call: all are asked for again then."""
+        ...
+
+
+# Throttle times, and what is kept of the last ones.
+#
+# The rate O of a client exceeds its quota T over the window W. A pause of X brings the rate down to the quota where O
+# * W / (W + X) = T, so X = (O - T) / T * W.
+
+MAX_INT: Final = 2**31 - 1
+
+
+class Decision(NamedTuple):
+    """One request that was throttled."""
+
+    now_ms: int
+    recorded: float
+    """Bytes, or percent of the time of the event loop, or partitions."""
+    observed: float
+    """O: the rate with it; of a token bucket, the tokens left."""
+    bound: float
+    """T: the quota."""
+    window_ms: int
+    """W: the time over which the rate is measured; 0 for a token bucket."""
+    throttle_ms: int
+    """X: the pause."""
+
+
+def rounded(milliseconds: float) -> int:
+    """As Java rounds: half a millisecond up, NaN to 0. At most the largest int, which is what a response can carry."""
+    if isnan(milliseconds):
+        return 0
+    return floor(milliseconds + 0.5) if -MAX_INT < milliseconds < MAX_INT else int(copysign(MAX_INT, milliseconds))
+
+
+def throttle_ms(rate: Rate, bound: float, now_ms: int) -> tuple[float, int, int]:
+    """O, W and X of a rate that exceeds its bound."""
+    observed = rate.measure(now_ms)
+    window_ms = rate.window_size_ms(now_ms)
+    return observed, window_ms, rounded((observed - bound) / bound * window_ms)

@@ -9,10 +9,8 @@ from operator import itemgetter
 from typing import Any
 
 from kalda.quota.client_quotas import UNLIMITED, ClientQuotas, ClientSensors, tags_of
-from kalda.quota.decisions import Decision, rounded, throttle_ms
-from kalda.quota.entities import ABSENT, printable
-from kalda.quota.managers import QuotaManagers
-from kalda.quota.mutations import MutationSensors
+from kalda.quota.entities import ABSENT, Decision, printable, rounded, throttle_ms
+from kalda.quota.managers import MutationSensors, QuotaManagers
 
 _MEASURED_AT_ONCE = 1_000
 _UNITS = {"byte-rate": "bytes/s", "request-time": "percent", "tokens": "partitions/s"}

@@ -36,7 +36,7 @@ from kalda.base.ids import Uuid
 from kalda.base.scheduling import LoopTime, Pending
 from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
-from kalda.controller.probes import Probe
+from kalda.controller.liveness import Probe
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.features import LATEST_PRODUCTION, default_levels, supported_ranges
 from kalda.metadata.formatter import BootstrapMetadata

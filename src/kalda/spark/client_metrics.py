@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kalda.telemetry.client_records import SPARK_SCHEMA, TOPIC
+from kalda.telemetry.client_metrics import SPARK_SCHEMA, TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

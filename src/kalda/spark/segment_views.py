@@ -31,7 +31,7 @@ from kalda.base.ids import ZERO_UUID, uuid_to_text
 from kalda.broker.process.disk import RealDisk
 from kalda.coordinator.groups.records import OffsetRecord
 from kalda.coordinator.groups.records import decode_record as decode_group_record
-from kalda.coordinator.transactions.records import decode_record as decode_transaction_record
+from kalda.coordinator.transactions.metadata import decode_record as decode_transaction_record
 from kalda.protocol.codec import plain_fields
 from kalda.protocol.messages.log_records import EndTxnMarker
 from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value, decode_metadata_record

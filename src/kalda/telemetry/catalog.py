@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kalda.telemetry.names import family_of
+from kalda.telemetry.exposition import family_of
 
 
 class Metric(NamedTuple):

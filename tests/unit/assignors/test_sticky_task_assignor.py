@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalda.assignors.server_assignor import AssignorError
-from kalda.assignors.sticky_task_assignor import StickyTaskAssignor
-from kalda.assignors.task_assignor import (
+from kalda.assignors.server_assignor import (
+    AssignorError,
     MemberTasks,
     StreamsGroupSpec,
     StreamsMemberSpec,
@@ -29,6 +28,7 @@ from kalda.assignors.task_assignor import (
     TaskId,
     Tasks,
 )
+from kalda.assignors.sticky_task_assignor import StickyTaskAssignor
 from kalda.base.background import run_to_end
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "assignors" / "sticky-tasks-4.4.0.jsonl.gz"

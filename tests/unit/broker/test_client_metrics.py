@@ -41,7 +41,7 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.records.compression import Compression, compress
-from kalda.telemetry.client_records import PointSource
+from kalda.telemetry.client_metrics import PointSource
 from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode
 from kalda.testing import Cluster
 

@@ -41,7 +41,7 @@ from kalda.protocol.messages.partitions import (
 )
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
-from kalda.quota.decisions import MAX_INT
+from kalda.quota.entities import MAX_INT
 from kalda.quota.explanation import explain, usage
 from kalda.quota.managers import QuotaManagers, Windows
 

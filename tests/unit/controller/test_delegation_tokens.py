@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ErrorCode
-from kalda.controller.delegation_tokens import DelegationTokenControl, TokenConfig, TokenRequest
+from kalda.controller.credentials import DelegationTokenControl, TokenConfig, TokenRequest
 from kalda.metadata.features import LATEST_PRODUCTION
 from kalda.protocol.access import Caller
 from kalda.protocol.messages.metadata_records import DelegationTokenRecord

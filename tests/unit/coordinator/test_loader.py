@@ -7,7 +7,7 @@ from coordinator_world import KEY, LATER_KEY, LATER_VALUE, CountingShard, FakeLo
 
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError
-from kalda.coordinator.loader import Load
+from kalda.coordinator.partition import Load
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.records.control import transaction_marker_batch
 

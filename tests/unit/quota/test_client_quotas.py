@@ -26,7 +26,7 @@ from kalda.quota.client_quotas import (
     RequestQuotas,
 )
 from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels
-from kalda.quota.mutations import MutationQuotas
+from kalda.quota.managers import MutationQuotas
 from kalda.quota.replication_quotas import ReplicationQuota
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quota" / "vectors.jsonl.gz"

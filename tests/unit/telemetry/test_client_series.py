@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kalda.base.ids import Uuid
-from kalda.telemetry import client_series
+from kalda.telemetry import client_metrics
 from kalda.telemetry.client_instances import Client
-from kalda.telemetry.client_series import ClientSeries, to_series
+from kalda.telemetry.client_metrics import ClientSeries, to_series
 from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality
 
 CLIENT = Client(1, 'c"\n', "sw", "1", "h", 1)
@@ -51,8 +51,8 @@ def test_made_up_names_leave_the_text_readable() -> None:
 
 
 def test_series_are_bounded_for_a_client_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_series, "MAX_CLIENT_BYTES", 4_000)
-    monkeypatch.setattr(client_series, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(client_metrics, "MAX_CLIENT_BYTES", 4_000)
+    monkeypatch.setattr(client_metrics, "MAX_BYTES", 10_000)
     series = ClientSeries()
     for number in range(10):
         series.take(Uuid(number.to_bytes(16, "big")), CLIENT, to_series([gauge(f"g{each}") for each in range(100)]))

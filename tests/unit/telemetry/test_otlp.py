@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kalda.base.ids import Uuid, uuid_from_text
 from kalda.telemetry import otlp
 from kalda.telemetry.client_instances import Client
-from kalda.telemetry.client_records import MAX_PUSH_BYTES, MAX_RECORD_BYTES, SPARK_SCHEMA, PointSource, to_records
+from kalda.telemetry.client_metrics import MAX_PUSH_BYTES, MAX_RECORD_BYTES, SPARK_SCHEMA, PointSource, to_records
 from kalda.telemetry.otlp import BadMetrics, DataPoint, MetricKind, Temporality, decode, encode
 
 GAUGE = DataPoint("org.apache.kafka.producer.a.avg", MetricKind.GAUGE, 1.5, 2_000_000, 1_000_000, (("node.id", "1"),))

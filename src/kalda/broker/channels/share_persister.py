@@ -16,7 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.scheduling import Pending, Timers
 from kalda.base.share_states import SharePartitionKey, StateBatch, StateRead, StateWrite
 from kalda.coordinator.answers import answer_after_all
-from kalda.coordinator.share.group_states import StateSummary
+from kalda.coordinator.share.records import StateSummary
 from kalda.protocol.messages.share import (
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateRequestPartitionData,

@@ -21,8 +21,7 @@ from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.rows import Authorization, Items, Row, itself, on_group
 from kalda.coordinator.answers import answer_after
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator, streams_refused
-from kalda.coordinator.groups.streams.protocol import StreamsAnswer
-from kalda.coordinator.groups.streams.requests import named_topics
+from kalda.coordinator.groups.streams.protocol import StreamsAnswer, named_topics
 from kalda.coordinator.groups.streams.topology import InternalTopic
 from kalda.protocol.access import CLUSTER_RESOURCE_NAME, CREATE_TOPIC, DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP
 from kalda.protocol.apis import ApiKey

@@ -56,8 +56,7 @@ from kalda.telemetry.client_instances import (
 
 if TYPE_CHECKING:
     from kalda.broker.metrics.client_metrics_receivers import ClientMetricsTopic, PluginRunner
-    from kalda.telemetry.client_records import PointSource
-    from kalda.telemetry.client_series import ClientSeries, SeriesPoint
+    from kalda.telemetry.client_metrics import ClientSeries, PointSource, SeriesPoint
     from kalda.telemetry.otlp import DataPoint
 
 log = logging.getLogger("kalda.client_metrics")
@@ -247,7 +246,7 @@ def _decode(
     """Runs on a thread: it touches nothing that the loop changes. `whose`: the fields of a `PointSource`."""
     # A node whose clients push nothing does not import these.
     from kalda.records.compression import Compression, decompress
-    from kalda.telemetry.client_records import PointSource, to_records
+    from kalda.telemetry.client_metrics import PointSource, to_records
     from kalda.telemetry.otlp import BadMetrics, decode
 
     try:
@@ -257,7 +256,7 @@ def _decode(
     points, source = decode(payload, pause), PointSource(*whose)
     series = []
     if makes_series:
-        from kalda.telemetry.client_series import to_series
+        from kalda.telemetry.client_metrics import to_series
 
         series = to_series(_each(points, pause))
     records = to_records(source, _each(points, pause), form)
@@ -412,7 +411,7 @@ class ClientMetricsModule(Module):
 
     def _take_series(self, instance: ClientInstance, push: Decoded) -> None:
         if self.series is None:
-            from kalda.telemetry.client_series import ClientSeries
+            from kalda.telemetry.client_metrics import ClientSeries
 
             self.series = ClientSeries()
         if instance.id in self.instances:

@@ -17,7 +17,7 @@ from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.module import Module
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Authorization, Row
-from kalda.controller.delegation_tokens import created
+from kalda.controller.credentials import created
 from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
 from kalda.protocol.access import ANONYMOUS, DESCRIBE_TOKEN, DESCRIBE_TOKENS
 from kalda.protocol.apis import ApiKey

@@ -31,9 +31,14 @@ from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.internal_topics import GROUPS, TRANSACTIONS, coordinator_partition
-from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import NO_LEADER
-from kalda.coordinator.transactions.metadata import STATE_BY_LABEL, VERSION_2, Partitions, TransactionMetadata
+from kalda.coordinator.transactions.metadata import (
+    STATE_BY_LABEL,
+    VERSION_2,
+    Partitions,
+    TransactionConfig,
+    TransactionMetadata,
+)
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from kalda.metadata.features import TRANSACTION_VERSION
 from kalda.protocol.access import (

@@ -30,7 +30,7 @@ from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.replication import produce
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.telemetry.client_records import TOPIC, PointSource
+from kalda.telemetry.client_metrics import TOPIC, PointSource
 from kalda.telemetry.otlp import DataPoint
 
 log = logging.getLogger("kalda.client_metrics")

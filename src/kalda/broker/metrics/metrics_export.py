@@ -30,12 +30,11 @@ from kalda.base.sensors import Measurable, SensorName, Sensors
 from kalda.network.server.http import HttpServer, Page
 from kalda.quota.explanation import explain, usage
 from kalda.quota.managers import QuotaManagers
-from kalda.telemetry.exposition import CONTENT_TYPE, as_json, jmx_text, openmetrics
-from kalda.telemetry.names import family_of, is_counter
+from kalda.telemetry.exposition import CONTENT_TYPE, as_json, family_of, is_counter, jmx_text, openmetrics
 from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode
 
 if TYPE_CHECKING:
-    from kalda.telemetry.client_series import ClientSeries
+    from kalda.telemetry.client_metrics import ClientSeries
 
 log = logging.getLogger("kalda.node")
 

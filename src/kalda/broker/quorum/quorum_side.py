@@ -36,7 +36,7 @@ from kalda.raft.voters import RaftConfig, ReplicaKey, VoterEndpoint, VoterSet
 
 if TYPE_CHECKING:
     from kalda.broker.policies import Policies
-    from kalda.controller.probes import Probe
+    from kalda.controller.liveness import Probe
     from kalda.controller.quorum_controller import QuorumController
 
 # The catch-up of a controller that is far behind: it is made from the loader's image, and does not replay the log.
@@ -270,7 +270,7 @@ class QuorumSide:
     def _make_controller(self, metadata_dir: str) -> QuorumController:
         from kalda.controller.config import ControllerConfig, ControllerHost
         from kalda.controller.config_schema import NodeConfigSchema
-        from kalda.controller.delegation_tokens import TokenConfig
+        from kalda.controller.credentials import TokenConfig
         from kalda.controller.quorum_controller import QuorumController
         from kalda.network.named_files import refusal
 

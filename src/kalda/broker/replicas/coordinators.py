@@ -21,8 +21,7 @@ from kalda.broker.channels.auto_topics import TopicPlan
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.module import Module
 from kalda.coordinator.internal_topics import InternalTopic, coordinator_partition
-from kalda.coordinator.loader import Load
-from kalda.coordinator.partition import TransactionalProducer
+from kalda.coordinator.partition import Load, TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.coordinator.timers import RETRY_MS
 from kalda.records.builder import build_batch

@@ -30,8 +30,7 @@ from kalda.broker.requests.throttling import ClientThrottle
 from kalda.metadata.image import MetadataDelta, MetadataImage
 from kalda.metadata.publisher import Manifest
 from kalda.network.python_classes import WatchedClass
-from kalda.quota.callback import ClientQuotaCallback
-from kalda.quota.entities import Entity
+from kalda.quota.entities import ClientQuotaCallback, Entity
 from kalda.quota.managers import QuotaManagers, Windows
 
 log = logging.getLogger("kalda.quotas")

@@ -17,11 +17,9 @@ from kalda.protocol.access import Caller
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.messages.partitions import FetchRequest
 from kalda.quota.client_quotas import ClientQuotas, ClientSensors
-from kalda.quota.decisions import Decision
-from kalda.quota.entities import printable
+from kalda.quota.entities import Decision, printable
 from kalda.quota.explanation import in_words
-from kalda.quota.managers import QuotaManagers
-from kalda.quota.mutations import MutationCharge, MutationSensors
+from kalda.quota.managers import MutationCharge, MutationSensors, QuotaManagers
 
 log = logging.getLogger("kalda.quotas")
 

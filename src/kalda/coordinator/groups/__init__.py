@@ -9,17 +9,13 @@ interface (`KnownTopics`); authorization is done before and after.
 - `classic_protocol.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup
 - `rebalance.py`: the barriers and timers of a rebalance: when JoinGroup and SyncGroup are answered, who is expelled
 - `rebalance_history.py`: the last rebalances, for operators
-- `rebalance_explanation.py`: them, and who waits for whom now, as JSON
 - `kind_group.py`: what a group of any of the kinds below has: members, their targets, epochs; replay and records
-- `kind_groups.py`: all groups of a kind in one partition: the timers of members, static members
-- `kind_protocol.py`: what heartbeats of all kinds do alike: sizes, static members, target assignments
+- `kind_protocol.py`: what groups of all kinds have in common in a partition, and what their heartbeats do alike: sizes,
+  sessions, static members, target assignments
 - `consumer_group.py`: consumer groups of KIP-848: the replayed state of one; all of one partition, sessions
-- `consumer_member.py`: a member of one, as a value, and its records
 - `consumer_protocol.py`: ConsumerGroupHeartbeat; the target assignment of a group epoch
 - `classic_members.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup of classic members in one
 - `migration.py`: a classic group becomes one, and back
-- `reconciliation.py`: a member's next step from what it owns to its target
-- `topic_catalog.py`: the topics that groups subscribe to, and their hash
 - `share_group.py`: share groups of KIP-932: the replayed state of one, and its records; all of one partition
 - `share_protocol.py`: ShareGroupHeartbeat
 - `share_offsets.py`: the offsets of share groups: describe, alter, delete; the end of a group's state
@@ -27,6 +23,7 @@ interface (`KnownTopics`); authorization is done before and after.
 - `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
 - `offset_requests.py`: requests on committed offsets, and OffsetFetch's shapes by version
 - `records.py`: the log's records and their bytes
-- `descriptions.py`: ConsumerGroupDescribe, ShareGroupDescribe, StreamsGroupDescribe
-- `config.py`: configs of all kinds: the broker's, and those that a group has instead
+- `descriptions.py`: ConsumerGroupDescribe, ShareGroupDescribe, StreamsGroupDescribe; who waits for whom in a rebalance
+- `config.py`: configs of all kinds: the broker's, and those that a group has instead; the topics that groups subscribe
+  to
 """

@@ -19,10 +19,9 @@ from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.classic_group import CONSUMER_PROTOCOL_TYPE, in_version
 from kalda.coordinator.groups.classic_protocol import left_response, one_left, refusal
 from kalda.coordinator.groups.config import ConsumerSettings
-from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroups
-from kalda.coordinator.groups.consumer_member import ConsumerMember, MemberState
+from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroups, ConsumerMember, MemberState
 from kalda.coordinator.groups.consumer_protocol import ConsumerProtocol
-from kalda.coordinator.groups.kind_groups import known_instance
+from kalda.coordinator.groups.kind_protocol import known_instance
 from kalda.coordinator.groups.migration import Migration, classic_metadata
 from kalda.coordinator.groups.records import MAX_GROUP_BYTES, GroupLogRecord
 from kalda.coordinator.partition import CoordinatorPartition

@@ -31,25 +31,27 @@ from kalda.coordinator.groups.config import (
     ShareServices,
     StreamsServices,
     StreamsSettings,
+    TopicCatalog,
 )
-from kalda.coordinator.groups.descriptions import describe_consumer_group, describe_share_group, describe_streams_group
-from kalda.coordinator.groups.offset_requests import OffsetRequests, VerifyTransaction, unverified
-from kalda.coordinator.groups.offsets import KnownTopics
-from kalda.coordinator.groups.rebalance_explanation import (
+from kalda.coordinator.groups.descriptions import (
+    describe_consumer_group,
+    describe_share_group,
+    describe_streams_group,
     explain_classic,
     explain_consumers,
     explain_rebalances,
     explain_shares,
     explain_streams,
 )
+from kalda.coordinator.groups.offset_requests import OffsetRequests, VerifyTransaction, unverified
+from kalda.coordinator.groups.offsets import KnownTopics
 from kalda.coordinator.groups.rebalance_history import RebalanceHistory
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.shard import GroupShard, shard_of
 from kalda.coordinator.groups.share_offsets import ShareOffsets
 from kalda.coordinator.groups.share_protocol import check_heartbeat
 from kalda.coordinator.groups.streams.protocol import Prepared, StreamsAnswer
-from kalda.coordinator.groups.streams.requests import check_heartbeat as check_streams_heartbeat
-from kalda.coordinator.groups.topic_catalog import TopicCatalog
+from kalda.coordinator.groups.streams.protocol import check_heartbeat as check_streams_heartbeat
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.protocol.access import Caller

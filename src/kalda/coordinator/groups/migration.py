@@ -25,8 +25,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.classic_group import ClassicGroup, ClassicMember
 from kalda.coordinator.groups.config import ConsumerSettings, GroupCoordinatorConfig
-from kalda.coordinator.groups.consumer_group import ConsumerGroup
-from kalda.coordinator.groups.consumer_member import ConsumerMember
+from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerMember
 from kalda.coordinator.groups.rebalance import Rebalancer
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord

@@ -17,11 +17,10 @@ from typing import Protocol, TypeAlias, TypeVar
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
-from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.config import GroupCoordinatorConfig, TopicSource
 from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
 from kalda.coordinator.groups.streams.group import StreamsGroup
-from kalda.coordinator.groups.topic_catalog import TopicSource
 from kalda.protocol.messages.groups import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,

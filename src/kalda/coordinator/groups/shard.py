@@ -37,7 +37,7 @@ from kalda.coordinator.groups.config import (
 )
 from kalda.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroups
 from kalda.coordinator.groups.consumer_protocol import ConsumerProtocol
-from kalda.coordinator.groups.kind_groups import KindGroups
+from kalda.coordinator.groups.kind_protocol import KindGroups
 from kalda.coordinator.groups.migration import Migration
 from kalda.coordinator.groups.offsets import KnownTopics, Offsets
 from kalda.coordinator.groups.rebalance import Rebalancer

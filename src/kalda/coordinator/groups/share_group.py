@@ -33,7 +33,7 @@ from kalda.coordinator.groups.kind_group import (
     count_names,
     names_after,
 )
-from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups
+from kalda.coordinator.groups.kind_protocol import HasGroup, KindGroups
 from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
 from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
 from kalda.coordinator.partition import CoordinatorPartition

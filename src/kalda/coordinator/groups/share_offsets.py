@@ -16,7 +16,7 @@ from kalda.base.share_states import NO_OFFSET, SharePartitionKey
 from kalda.coordinator.groups.config import ShareGroupSettings
 from kalda.coordinator.groups.shard import GroupShard
 from kalda.coordinator.groups.share_group import Initialization, ShareGroup, Topic
-from kalda.coordinator.share.group_states import LatestOffsets, StateSummary
+from kalda.coordinator.share.records import LatestOffsets, StateSummary
 from kalda.protocol.messages.share import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,

@@ -26,13 +26,12 @@ from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.base.share_states import MAX_MEMBER_ID, NO_OFFSET, SharePartitionKey
 from kalda.base.stats import Meter
-from kalda.coordinator.groups.config import ShareGroupSettings
+from kalda.coordinator.groups.config import ShareGroupSettings, TopicCatalog
 from kalda.coordinator.groups.kind_group import JOINING_EPOCH, LEAVING_EPOCH
 from kalda.coordinator.groups.kind_protocol import KindProtocol
 from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import GroupLogRecord
 from kalda.coordinator.groups.share_group import ShareGroup, ShareGroups, ShareMember, Topic
-from kalda.coordinator.groups.topic_catalog import TopicCatalog
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
 from kalda.protocol.access import Caller

@@ -6,6 +6,5 @@ of them is. The group coordinator initializes and deletes this state; no other p
 - `records.py`: the key of a share partition; the records of `__share_group_state`, and their bytes
 - `shard.py`: one partition of the topic: the state of share partitions, how new batches replace old ones, snapshots,
   pruning
-- `group_states.py`: what the group coordinator asks of it, wherever it is
 - `share_coordinator.py`: the requests 83 to 87
 """

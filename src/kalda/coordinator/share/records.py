@@ -6,10 +6,12 @@ snapshot before it has, and names it by its snapshot epoch. Both have the same f
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol, cast
 
-from kalda.base.errors import InvalidRequest
+from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.ids import uuid_from_text
+from kalda.base.scheduling import Pending
 from kalda.base.share_states import SharePartitionKey, StateBatch
 from kalda.protocol.messages.share_records import (
     ShareSnapshotKey,
@@ -106,3 +108,42 @@ def update_batches(batches: tuple[StateBatch, ...]) -> list[ShareUpdateValueStat
         )
         for first, last, delivery_state, count in batches
     ]
+
+
+# What the group coordinator asks of the share coordinator: state of partitions begins, ends, and is summed up.
+
+
+class StateSummary(NamedTuple):
+    """How far a group is with a partition."""
+
+    start_offset: int
+    leader_epoch: int
+    delivery_complete_count: int
+
+
+class ShareStates(Protocol):
+    """The share coordinator, wherever it is (`kalda.broker.channels.share_persister`). Nothing fails as a whole."""
+
+    def initialize(
+        self, offsets: Mapping[SharePartitionKey, int], state_epoch: int
+    ) -> Pending[dict[SharePartitionKey, ApiError | None]]:
+        """Begin the state of partitions, each at an offset; the error of each."""
+        ...
+
+    def delete(self, keys: Collection[SharePartitionKey]) -> Pending[dict[SharePartitionKey, ApiError | None]]:
+        """End the state of partitions; the error of each."""
+        ...
+
+    def summarize(
+        self, keys: Collection[SharePartitionKey]
+    ) -> Pending[dict[SharePartitionKey, StateSummary | ApiError]]:
+        """The state of partitions, or the error of each."""
+        ...
+
+
+class LatestOffsets(Protocol):
+    """The ends of partitions, wherever they are led (`kalda.broker.handlers.share_coordinators`)."""
+
+    def find(self, partitions: Collection[tuple[str, int]]) -> Pending[dict[tuple[str, int], int | ApiError]]:
+        """The end that consumers see of each, or its error."""
+        ...

@@ -9,8 +9,5 @@ broker leads a partition is looked up through a function; authorization is done 
 - `transaction_coordinator.py`: every request, on the shard of its transactional id
 - `shard.py`: one partition: replay, completion, timeouts, expiry
 - `metadata.py`: what is stored of an id: its states, which may follow which, and its transitions
-- `end_transaction.py`: EndTxn: whether a transaction may end
 - `markers.py`: the queues of markers that are to be written
-- `records.py`: the log's records and their bytes
-- `config.py`: broker configs
 """

@@ -25,17 +25,19 @@ from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
-from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import Completion
 from kalda.coordinator.transactions.metadata import (
     NO_PRODUCER_ID,
     NO_TIME,
     NO_TIMEOUT_MS,
     VERSION_2,
+    TransactionConfig,
     TransactionMetadata,
+    TransactionRecord,
     TransactionState,
+    decode_record,
+    encode_record,
 )
-from kalda.coordinator.transactions.records import TransactionRecord, decode_record, encode_record
 from kalda.statemachine.timeline import TimelineDict, TimelineSet
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from kalda.base.sensors import Measurable, SensorName
 from kalda.base.stats import Avg, MetricConfig, Rate
 from kalda.network.server.limits import UNLIMITED, Limits, NodeLimits
 from kalda.quota.client_quotas import SENSOR_LIFETIME_MS
-from kalda.quota.decisions import throttle_ms
+from kalda.quota.entities import throttle_ms
 
 # New connections a second: of the node, of a listener, of an address (KIP-612).
 #

@@ -185,7 +185,6 @@ class UpdateFeaturesResponse(Response, key=57, versions="0-2", flexible="0+"):
     results: list[UpdatableFeatureResult] = field("0-1", default=[], ignorable=True)
 
 
-# JOINED protocol/messages/configs:
 # Configs: DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), ListConfigResources (74).
 
 
@@ -303,7 +302,6 @@ class ListConfigResourcesResponse(Response, key=74, versions="0-1", flexible="0+
     config_resources: list[ConfigResource] = []
 
 
-# JOINED protocol/messages/telemetry:
 # Client telemetry of KIP-714: GetTelemetrySubscriptions (71), PushTelemetry (72).
 
 

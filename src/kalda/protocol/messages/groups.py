@@ -201,7 +201,6 @@ class DeleteGroupsResponse(Response, key=42, versions="0-3", flexible="2+"):
     results: list[DeletableGroupResult] = []
 
 
-# JOINED protocol/messages/consumer_groups:
 # Consumer groups of KIP-848: ConsumerGroupHeartbeat (68), ConsumerGroupDescribe (69).
 
 
@@ -288,7 +287,6 @@ class ConsumerGroupDescribeResponse(Response, key=69, versions="0-1", flexible="
     groups: list[ConsumerGroupDescribeResponseDescribedGroup] = []
 
 
-# JOINED protocol/messages/offsets:
 # A group's offsets: OffsetCommit (8), OffsetFetch (9), OffsetDelete (47).
 
 

@@ -76,7 +76,6 @@ class VotersRecord(Message, versions="0", flexible="0+"):
     voters: list[VotersRecordVoter] = []
 
 
-# JOINED protocol/messages/storage_records:
 # Files beside a log: the producer snapshot, an entry of the index of aborted transactions.
 
 
@@ -115,6 +114,3 @@ class AbortedTxn(Message, versions="0"):
     first_offset: Int64 = 0
     last_offset: Int64 = 0
     last_stable_offset: Int64 = 0
-
-
-# JOINED protocol/messages/remote_log_records:

@@ -66,7 +66,6 @@ class ProduceResponse(Response, key=0, versions="3-13", flexible="9+"):
     node_endpoints: list[ProduceResponseNodeEndpoint] = field("10+", default=[], tag=0)
 
 
-# JOINED protocol/messages/fetch:
 # Reading partitions: Fetch (1), ListOffsets (2), DeleteRecords (21), OffsetForLeaderEpoch (23).
 
 

@@ -313,7 +313,6 @@ class DeleteShareGroupOffsetsResponse(Response, key=92, versions="0", flexible="
     responses: list[DeleteShareGroupOffsetsResponseTopic] = []
 
 
-# JOINED protocol/messages/share_state:
 # A share group's persisted state (83 to 87).
 
 

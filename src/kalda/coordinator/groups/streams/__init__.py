@@ -3,7 +3,5 @@
 - `member.py`: a member as a value, and its records
 - `group.py`: the replayed state of a group, and its records; all groups of one partition, sessions
 - `protocol.py`: StreamsGroupHeartbeat; the target assignment of a group epoch
-- `requests.py`: the checks of a heartbeat, and its topology as it is stored
 - `topology.py`: a topology against the topics that exist
-- `reconciliation.py`: a member's next step from the tasks that it has to its target
 """

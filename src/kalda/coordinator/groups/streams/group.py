@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
+from kalda.assignors.server_assignor import MemberTasks, TaskId, Tasks
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Pending
 from kalda.coordinator.groups.config import StreamsSettings
 from kalda.coordinator.groups.kind_group import STREAMS, Epochs, KindGroup, KindKeys
-from kalda.coordinator.groups.kind_groups import HasGroup, KindGroups
+from kalda.coordinator.groups.kind_protocol import HasGroup, KindGroups
 from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
 from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
 from kalda.coordinator.groups.streams.member import StreamsMember, TaskState, target_from, target_value, task_ids

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kalda.assignors.task_assignor import MemberTasks, TaskId
+from kalda.assignors.server_assignor import MemberTasks, TaskId
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.coordinator.groups.streams.member import HeldTasks, StreamsMember, TaskState
-from kalda.coordinator.groups.streams.reconciliation import next_member
+from kalda.coordinator.groups.streams.member import HeldTasks, StreamsMember, TaskState, next_member
 
 
 @dataclass
