@@ -44,7 +44,7 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
-log = logging.getLogger("kalda.controller.scram")
+log = logging.getLogger("kalda.controller.credentials")
 tokens_log = logging.getLogger("kalda.controller.tokens")
 
 Alteration = ScramCredentialDeletion | ScramCredentialUpsertion
