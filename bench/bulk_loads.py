@@ -30,8 +30,7 @@ from harness.systems import systems
 from pyspark.sql import SparkSession
 
 from kalda import Consumer, Producer
-from kalda.spark.background import SMALL_FETCHES, enter_background
-from kalda.spark.java import ending_java
+from kalda.spark.java import SMALL_FETCHES, ending_java, enter_background
 
 COLD, LIVE = "cold", "live"
 WITHOUT, LOAD, ROWS = "without", "beside a load", "beside rows without a node"

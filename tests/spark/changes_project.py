@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from jars import delta_jars
 
 from kalda import Consumer, Producer, Record, TopicPartition
-from kalda.pipeline.engine.checkpoints import offsets_of
+from kalda.pipeline.engine.query import offsets_of
 
 KEYS = 200
 PARTITIONS = 3

@@ -17,7 +17,7 @@ from kalda import TopicPartition
 from kalda.cli.local import layout as layouts
 from kalda.cli.local import nodes
 from kalda.cli.local.process import NodeProcess, wait_until_ended
-from kalda.pipeline.engine.checkpoints import Checkpoint
+from kalda.pipeline.engine.query import Checkpoint
 from waiting import wait_until
 
 SOURCES = Path(__file__).parents[2] / "src"

@@ -13,7 +13,7 @@ from kalda import Admin, OffsetAndEpoch, Producer, TopicPartition
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.client.admin.configs import ConfigResource
 from kalda.client.transport.profiles import profiles_path
-from kalda.pipeline.connectors.mirror import MirrorSettings, mirror
+from kalda.pipeline.mirror import MirrorSettings, mirror
 from kalda.pipeline.session import PipelineError, prepare
 from kalda.testing import Cluster
 

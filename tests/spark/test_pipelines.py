@@ -31,7 +31,6 @@ from kalda.pipeline import files
 from kalda.pipeline.engine.engine import RunOptions, RunResult, run_project
 from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.engine.status import statuses
-from kalda.pipeline.formats.records import records_of
 from kalda.pipeline.formats.values import ValueFormat, infer_schema, with_values
 from kalda.pipeline.generators.conversion import convert
 from kalda.pipeline.generators.derive import DerivedDirectory, read_derived
@@ -39,6 +38,7 @@ from kalda.pipeline.generators.load import QUARANTINE, Lake, LoadSettings
 from kalda.pipeline.generators.replay import ReplaySettings, replay
 from kalda.pipeline.generators.snapshot import Snapshot, SnapshotTable
 from kalda.pipeline.session import PipelineError, prepare
+from kalda.pipeline.topics import records_of
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark

@@ -25,7 +25,6 @@ from topics import BASE_MS, World, cluster_of_tests
 from kalda import TopicPartition
 from kalda.client.transport.profiles import profiles_path
 from kalda.pipeline import connection
-from kalda.pipeline.connectors.jdbc_table import JdbcTable
 from kalda.pipeline.engine import redrive as redrive_module
 from kalda.pipeline.engine.engine import RunOptions, redrive_rows, run_project
 from kalda.pipeline.engine.redrive import Wanted
@@ -35,12 +34,12 @@ from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.formats import registry
 from kalda.pipeline.formats.registry import RegisteredSchema, Subject
 from kalda.pipeline.generators.redriven_letters import Letters, LettersDirectory
+from kalda.pipeline.jdbc import JdbcTable
+from kalda.pipeline.projects.definitions import ChangeFlow
 from kalda.pipeline.projects.specification import Specification, read_specification
-from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, Unavailable, prepare
 from kalda.pipeline.tables.changes import Changes
-from kalda.pipeline.tables.contracts import fit
-from kalda.pipeline.tables.expectations import Expectation, ExpectationFailed, judge
+from kalda.pipeline.tables.contracts import Expectation, ExpectationFailed, fit, judge
 from kalda.pipeline.tables.tables import Batch, Tables
 from kalda.testing.schema_registry import SchemaRegistry
 

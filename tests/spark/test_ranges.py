@@ -13,8 +13,7 @@ import pytest
 from topics import World
 
 from kalda.spark import offset_ranges
-from kalda.spark.partitions import OffsetRange
-from kalda.spark.ranges import reading, starting_after
+from kalda.spark.partitions import OffsetRange, reading, starting_after
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark

@@ -223,7 +223,7 @@ def load_command(
     """
     from kalda.pipeline.formats.values import schema_text
     from kalda.pipeline.generators.load import Lake, LoadSettings
-    from kalda.spark.background import SMALL_FETCHES
+    from kalda.spark.java import SMALL_FETCHES
 
     if file_format != "delta":
         raise Failure(
@@ -398,7 +398,7 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _flow_line(reports: Mapping[str, FlowReport]) -> ProgressLine:
-    from kalda.spark.background import CpuWait
+    from kalda.spark.java import CpuWait
 
     wait = CpuWait()
 
@@ -606,7 +606,7 @@ def mirror_command(
     """
     with _failures():
         from kalda.client.transport.profiles import read_profile
-        from kalda.pipeline.connectors.mirror import MirrorSettings, mirror
+        from kalda.pipeline.mirror import MirrorSettings, mirror
 
         for profile in (source, target):
             read_profile(profile)  # before Spark starts
@@ -645,7 +645,7 @@ def snapshot_command(
       kalda pipeline snapshot users --to snapshots/users
     """
     from kalda.pipeline.generators.snapshot import SnapshotTable, snapshot_project
-    from kalda.spark.background import SMALL_FETCHES
+    from kalda.spark.java import SMALL_FETCHES
 
     table = SnapshotTable(target)
     table.check()
@@ -755,8 +755,7 @@ def status_command(
       kalda pipeline status lake --chart lag.png
     """
     with _failures():
-        from kalda.pipeline.engine.chart import save_chart
-        from kalda.pipeline.engine.status import panels, statuses
+        from kalda.pipeline.engine.status import panels, save_chart, statuses
 
         options = {"kafka.bootstrap.servers": bootstrap_server} if bootstrap_server else {}
         options |= parse_pairs("--option", pairs)

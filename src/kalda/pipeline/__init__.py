@@ -7,7 +7,7 @@ Projects of `pyspark.pipelines` have an engine here: unchanged definition files 
 own engine lacks. In definition files:
 
     from kalda.pipeline import connection, create_auto_cdc_flow, debezium, decoded
-    from kalda.pipeline import expect, expect_or_drop, expect_or_fail
+    from kalda.pipeline import expect, expect_or_drop, expect_or_fail, records_of
 
 - `session`: the Spark session of a command, and which jars a format needs
 - `topics`: partitions and ends of topics, from a cluster
@@ -17,7 +17,9 @@ own engine lacks. In definition files:
 - `engine`: runs of projects, single queries, and what they say of themselves
 - `tables`: tables of Delta: commits, MERGE, contracts, change data, rules of rows
 - `formats`: values of records as columns
-- `connectors`: what is written and read beside topics and tables
+- `sinks`: the sinks of a project, and their options
+- `jdbc`: tables of databases: each batch in one transaction, and rows since the last time
+- `mirror`: topics of one cluster in another one, with the offsets of groups
 - `generators`: the commands that need no project: load, derive, snapshot, redrive-topic, replay
 """
 
@@ -26,22 +28,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kalda.pipeline.connectors.sinks import connection as connection
     from kalda.pipeline.formats.frames import debezium as debezium
     from kalda.pipeline.formats.frames import decoded as decoded
+    from kalda.pipeline.sinks import connection as connection
+    from kalda.pipeline.sinks import records_of as records_of
     from kalda.pipeline.tables.changes import create_auto_cdc_flow as create_auto_cdc_flow
-    from kalda.pipeline.tables.expectations import expect as expect
-    from kalda.pipeline.tables.expectations import expect_or_drop as expect_or_drop
-    from kalda.pipeline.tables.expectations import expect_or_fail as expect_or_fail
+    from kalda.pipeline.tables.contracts import expect as expect
+    from kalda.pipeline.tables.contracts import expect_or_drop as expect_or_drop
+    from kalda.pipeline.tables.contracts import expect_or_fail as expect_or_fail
 
 _PUBLIC: Final = {
-    "connection": "connectors.sinks",
+    "connection": "sinks",
     "create_auto_cdc_flow": "tables.changes",
     "debezium": "formats.frames",
     "decoded": "formats.frames",
-    "expect": "tables.expectations",
-    "expect_or_drop": "tables.expectations",
-    "expect_or_fail": "tables.expectations",
+    "expect": "tables.contracts",
+    "expect_or_drop": "tables.contracts",
+    "expect_or_fail": "tables.contracts",
+    "records_of": "sinks",
 }
 
 

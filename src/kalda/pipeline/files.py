@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from kalda.pipeline.session import PipelineError, Unavailable
 from kalda.pipeline.stores import StorePath
-from kalda.spark.user_cache import user_cache
+from kalda.spark.java import user_cache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

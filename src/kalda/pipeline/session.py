@@ -16,7 +16,7 @@ from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.errors import KafkaError
-from kalda.spark.background import enter_background
+from kalda.spark.java import enter_background
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

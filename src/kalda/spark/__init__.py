@@ -13,11 +13,9 @@ likewise; `kalda.exactly.once=true` writes each batch of a streaming query once.
 Reading:
 
 - `options`: parsing and checking of the reader's options
-- `filters`: conditions of a query that reduce what is read
-- `partitions`: options and filters to ranges of offsets, and ranges to tasks
+- `partitions`: options and filters to ranges of offsets, ranges to tasks; which ranges a DataFrame reads
 - `range_reader`: the records of a range, by the consumer of a worker process
 - `source`: the classes that Spark calls to read
-- `ranges`: which offsets a DataFrame reads, to be stored with its rows
 
 Writing:
 
@@ -29,17 +27,16 @@ Writing:
 Log directories:
 
 - `segments`: the format `kalda-segments`, which reads log directories from disk without a node
-- `segment_files`, `segment_batches`: log directories to pieces of segments; their good batches, and damage
-- `segment_columns`, `segment_views`: records as Arrow columns; batches, markers and internal topics as rows
+- `segment_files`: log directories to pieces of segments
+- `segment_batches`: their good batches as Arrow columns, and damage
+- `segment_views`: batches, markers and internal topics as rows
 
 And:
 
 - `workers`: what a process that runs tasks does once
 - `client_metrics`: what clients push to the brokers, as a table
 - `cluster`: what planners and drivers request of a cluster
-- `java`: the Java that Spark needs
-- `user_cache`: where this user's cache is
-- `background`: processes that get what others leave of the CPU and the disk
+- `java`: the Java that Spark needs, and processes that get what others leave of the CPU and the disk
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ def session(app_name: str = "kalda", master: str | None = None, **settings: obje
 def offset_ranges(frame: DataFrame) -> list[OffsetRange]:
     """What a DataFrame reads: (topic, partition, start, end) of each partition, `end` exclusive. In `foreachBatch`: of
     the micro-batch. Raises `ValueError` where it reads nothing by this format."""
-    from kalda.spark.ranges import offset_ranges_of
+    from kalda.spark.partitions import offset_ranges_of
 
     return offset_ranges_of(frame)
 
@@ -86,14 +83,14 @@ def offset_ranges(frame: DataFrame) -> list[OffsetRange]:
 def starting_after(stored: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> str:
     """The value of `startingOffsets` that continues at stored offsets: by topic and partition, the next to read; -2 is
     the first of the log, -1 its end."""
-    from kalda.spark import ranges
+    from kalda.spark.partitions import starting_after as offsets_after
 
-    return ranges.starting_after(stored)
+    return offsets_after(stored)
 
 
 def reading(ranges: Iterable[OffsetRange]) -> dict[str, str]:
     """Options that read exactly these ranges. Raises `ValueError` where there are none."""
-    from kalda.spark.ranges import reading as options_of
+    from kalda.spark.partitions import reading as options_of
 
     return options_of(ranges)
 
@@ -103,6 +100,6 @@ def offsets_behind(source: Any) -> dict[str, float]:
     Spark's own connector are named: minOffsetsBehindLatest, maxOffsetsBehindLatest, avgOffsetsBehindLatest. `source` is
     one of `progress.sources`, as an object or as in the JSON of a progress. Empty where Spark does not report the ends
     of the logs. Raises `ValueError` for a source that has no topics."""
-    from kalda.spark.ranges import behind_latest
+    from kalda.spark.partitions import behind_latest
 
     return behind_latest(source)

@@ -1,8 +1,18 @@
-"""Options and filters to ranges of offsets, and ranges to tasks.
+"""Ranges of offsets: options and filters to ranges, ranges to tasks, and which ranges a DataFrame reads.
 
 Starts and ends given as times or as earliest and latest become offsets when the query is planned, so a task that is run
 again reads the same records. Offsets of a range that the log does not have are data loss: the query fails or, with
 `failOnDataLoss` false, reads without them.
+
+Conditions of a query on topic, partition and offset are applied exactly here, and Spark does not apply them again. A
+lower bound on the timestamp only moves the start: the records before the first one of that time are older, but records
+after it may be older too, so Spark applies it again. An upper bound on the timestamp gives no bound of offsets.
+
+The offsets that a frame reads are taken from its plan to store them with the rows, in one transaction of another
+system, and to continue from there. The rows of a batch that is run again are those of the same offsets, so a system
+that stores both at once has each row once, whatever crashes. In `foreachBatch`, a frame has the offsets of its
+micro-batch. A batch query has its offsets from when it is first planned; a frame that is derived from another one may
+be planned anew, and "latest" is then a later offset. `reading` gives the options that read exactly these ranges.
 
 Not obvious:
 
@@ -12,14 +22,27 @@ Not obvious:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import pickle
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from heapq import heapify, heapreplace
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
 
 from kalda.base.errors import KafkaError
 from kalda.base.ids import TopicPartition
-from kalda.spark.filters import Narrowing
 from kalda.spark.options import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -31,6 +54,105 @@ from kalda.spark.options import (
     ReadOptions,
     TopicSubscription,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+T = TypeVar("T")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_MAX_OFFSET = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What remains to be read after the conditions; None and the widest bounds where there is none. `end_offset` is
+    exclusive."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    start_offset: int = 0
+    end_offset: int = _MAX_OFFSET
+    start_timestamp_ms: int | None = None
+
+    def includes(self, topic: str, partition: int) -> bool:
+        return (self.topics is None or topic in self.topics) and (
+            self.partitions is None or partition in self.partitions
+        )
+
+
+def narrow(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
+    """The conjunction of `filters`, and those of them that Spark must still apply."""
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    start, end = 0, _MAX_OFFSET
+    since: int | None = None
+    left: list[Filter] = []
+    for one in filters:
+        column, values = _column_and_values(one)
+        if column == "topic" and (names := _all(str, values)) is not None:
+            topics = names if topics is None else topics & names
+        elif column == "partition" and (numbers := _all(int, values)) is not None:
+            partitions = numbers if partitions is None else partitions & numbers
+        elif column == "offset" and (bounds := _offset_bounds(one)) is not None:
+            start, end = max(start, bounds[0]), min(end, bounds[1])
+        else:
+            left.append(one)
+            if column == "timestamp" and (moment := _lower_bound_ms(one)) is not None:
+                since = moment if since is None else max(since, moment)
+    return Narrowing(topics, partitions, start, end, since), left
+
+
+def _column_and_values(one: Filter) -> tuple[str | None, tuple[object, ...] | None]:
+    """The column of a condition on a single column, and its values where it is = or IN; else None."""
+    match one:
+        case EqualTo((column,), value):
+            return column, (value,)
+        case In((column,), values):
+            return column, tuple(values)
+        case GreaterThan((column,)) | GreaterThanOrEqual((column,)) | LessThan((column,)) | LessThanOrEqual((column,)):
+            return column, None
+    return None, None
+
+
+def _all(kind: type[T], values: tuple[object, ...] | None) -> frozenset[T] | None:
+    """The values if all are of this kind, else None. So Spark applies a comparison with null."""
+    if values is None:
+        return None
+    found = frozenset(value for value in values if isinstance(value, kind))
+    return found if len(found) == len(frozenset(values)) else None
+
+
+def _offset_bounds(one: Filter) -> tuple[int, int] | None:
+    match one:
+        case EqualTo(_, int(value)):
+            return value, value + 1
+        case GreaterThan(_, int(value)):
+            return value + 1, _MAX_OFFSET
+        case GreaterThanOrEqual(_, int(value)):
+            return value, _MAX_OFFSET
+        case LessThan(_, int(value)):
+            return 0, value
+        case LessThanOrEqual(_, int(value)):
+            return 0, value + 1
+    return None
+
+
+def _lower_bound_ms(one: Filter) -> int | None:
+    match one:
+        case EqualTo(_, datetime() as moment) | GreaterThan(_, datetime() as moment):
+            pass
+        case GreaterThanOrEqual(_, datetime() as moment):
+            pass
+        case _:
+            return None
+    if moment.tzinfo is None:
+        return None
+    since = (moment - _EPOCH) // _MILLISECOND
+    return max(0, since)
+
 
 LEAST_TASKS: Final = 8
 """Small ranges do not share tasks beyond this: else a large cluster would have nothing to do in parallel."""
@@ -244,3 +366,177 @@ def pack(ranges: Sequence[OffsetRange], options: ReadOptions) -> list[tuple[Offs
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
     edges = [one.start + one.size * index // count for index in range(count + 1)]
     return [one._replace(start=edges[index], end=edges[index + 1]) for index in range(count)]
+
+
+# -- ranges of a plan
+
+TOPIC_IDS: Final = "topic ids"
+"""The key of the topics' ids in an offset of a query. A topic has no blanks in its name."""
+
+
+class StreamOffset(NamedTuple):
+    """An offset of a query."""
+
+    position: dict[TopicPartition, int]
+    ids: dict[str, str]
+    """By topic; without those that are not known: of an older checkpoint, or of brokers before Kafka 2.8."""
+
+    def others(self, ids: Mapping[str, str]) -> list[str]:
+        """The topics that have another id in `ids`, sorted."""
+        return sorted(topic for topic, known in self.ids.items() if ids.get(topic, known) != known)
+
+    def without(self, topics: Collection[str]) -> StreamOffset:
+        kept = {partition: offset for partition, offset in self.position.items() if partition.topic not in topics}
+        return StreamOffset(kept, {topic: known for topic, known in self.ids.items() if topic not in topics})
+
+
+def to_json(offset: StreamOffset) -> dict[str, Any]:
+    """In the order of topics and partitions: equal offsets are equal texts."""
+    found: dict[str, Any] = {}
+    for partition, at in sorted(offset.position.items()):
+        found.setdefault(partition.topic, {})[str(partition.partition)] = at
+    ids = {topic: offset.ids[topic] for topic in found if topic in offset.ids}
+    return found | {TOPIC_IDS: ids} if ids else found
+
+
+def from_json(offset: Mapping[str, Mapping[str, Any]]) -> StreamOffset:
+    """Raises `ValueError` where it is not an offset of this source."""
+    try:
+        position = {
+            TopicPartition(topic, int(partition)): int(at)
+            for topic, found in offset.items()
+            if topic != TOPIC_IDS
+            for partition, at in found.items()
+        }
+        return StreamOffset(position, dict(offset.get(TOPIC_IDS, {})))
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"the checkpoint has {offset!r}, which is not an offset of topics; use a new one") from None
+
+
+_OFFSETS = ("endOffset", "latestOffset")
+_ADAPTIVE = "AdaptiveSparkPlanExec"
+
+
+def offset_ranges_of(frame: DataFrame) -> list[OffsetRange]:
+    """The ranges that the frame reads by the format "kalda", one for each partition, sorted. Raises `ValueError` where
+    it reads none, or belongs to a Spark Connect session, whose plan is on the server."""
+    plan = getattr(frame, "_jdf", None)
+    if plan is None:
+        raise ValueError(
+            "the plan of a Spark Connect frame is on the server: take the smallest and the largest offset of each "
+            "partition from its rows instead"
+        )
+    execution = plan.queryExecution()
+    found = [*_of_plan(execution.sparkPlan())]
+    if not found:
+        raise ValueError('the frame reads nothing by format "kalda", or its plan has been cut off (checkpoint, cache)')
+    return _joined(one for one in found if one is not None)
+
+
+def behind_latest(source: Any) -> dict[str, float]:
+    """See `kalda.spark.offsets_behind`."""
+    found = source if isinstance(source, Mapping) else {name: getattr(source, name) for name in _OFFSETS}
+    read, latest = (_position(found[name]) for name in _OFFSETS)
+    behind = [max(0, end - read.get(partition, 0)) for partition, end in latest.items()]
+    if not behind:
+        return {}
+    return {
+        "minOffsetsBehindLatest": min(behind),
+        "maxOffsetsBehindLatest": max(behind),
+        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+    }
+
+
+def _position(text: str | Mapping[str, Any] | None) -> Mapping[TopicPartition, int]:
+    given = json.loads(text) if isinstance(text, str) else text
+    return from_json(given or {}).position
+
+
+def reading(ranges: Iterable[OffsetRange]) -> dict[str, str]:
+    """Options that read exactly these ranges."""
+    given = list(ranges)
+    if not given:
+        raise ValueError("there is no range to read")
+    return {
+        "assign": json.dumps(_by_topic(given, lambda one: one.partition, is_list=True)),
+        "startingOffsets": json.dumps(_by_topic(given, lambda one: one.start)),
+        "endingOffsets": json.dumps(_by_topic(given, lambda one: one.end)),
+    }
+
+
+def starting_after(stored: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> str:
+    """The value of `startingOffsets` that continues at stored offsets: by topic and partition, the next to read."""
+    return json.dumps(_by_topic([OffsetRange(*each, at, at) for each, at in stored.items()], lambda one: one.start))
+
+
+def _by_topic(ranges: Iterable[OffsetRange], value_of: Any, *, is_list: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in sorted(ranges):
+        if is_list:
+            found.setdefault(one.topic, []).append(value_of(one))
+        else:
+            found.setdefault(one.topic, {})[str(one.partition)] = value_of(one)
+    return found
+
+
+def _joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """One range for each partition, of the pieces that its tasks read."""
+    found: dict[tuple[str, int], OffsetRange] = {}
+    for one in ranges:
+        other = found.get((one.topic, one.partition), one)
+        found[one.topic, one.partition] = one._replace(start=min(one.start, other.start), end=max(one.end, other.end))
+    return sorted(found.values())
+
+
+def _of_plan(plan: Any) -> Iterator[OffsetRange | None]:
+    """The ranges of a physical plan, and None for each scan that has no range."""
+    name = plan.getClass().getSimpleName()
+    if name == _ADAPTIVE:
+        yield from _of_plan(plan.inputPlan())
+        return
+    if name in ("BatchScanExec", "MicroBatchScanExec"):
+        yield from _of_inputs(plan.inputPartitions())
+    elif name == "RDDScanExec":
+        yield from _of_rdd(plan.rdd(), set())
+    children = plan.children()
+    for index in range(children.size()):
+        yield from _of_plan(children.apply(index))
+
+
+def _of_rdd(rdd: Any, seen: set[int]) -> Iterator[OffsetRange | None]:
+    """In `foreachBatch` the frame's plan is an RDD: its ancestor reads the source."""
+    if rdd.id() in seen:
+        return
+    seen.add(rdd.id())
+    if rdd.getClass().getSimpleName() == "DataSourceRDD":
+        partitions = rdd.partitions()
+        if not len(partitions):
+            yield None
+        for partition in partitions:
+            methods = {method.getName() for method in partition.getClass().getMethods()}
+            if "inputPartitions" in methods:  # up to Spark 4.2
+                yield from _of_inputs(partition.inputPartitions())
+            else:
+                given = partition.inputPartition()
+                is_option = given.getClass().getSimpleName() in ("Some", "None$")
+                yield from _of_inputs(given.toList()) if is_option else _of_input(given)
+        return
+    dependencies = rdd.dependencies()
+    for index in range(dependencies.size()):
+        yield from _of_rdd(dependencies.apply(index).rdd(), seen)
+
+
+def _of_inputs(inputs: Any) -> Iterator[OffsetRange | None]:
+    for index in range(inputs.size()):
+        yield from _of_input(inputs.apply(index))
+
+
+def _of_input(one: Any) -> Iterator[OffsetRange | None]:
+    # PythonInputPartition of a batch, PythonStreamingInputPartition of a stream; others are not of Python sources.
+    if not one.getClass().getSimpleName().startswith("Python"):
+        return
+    partition = pickle.loads(bytes(one.pickedPartition()))
+    if partition is None or partition.value is None:  # Spark's own, where no range was planned
+        yield None
+    elif type(partition).__module__ == "kalda.spark.source":
+        yield from (OffsetRange(*each) for each in partition.value)

@@ -21,7 +21,7 @@ from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import TopicPartition
 from kalda.broker.process.disk import RealDisk
 from kalda.records.batch import HEADER_SIZE, MIN_BATCH_SIZE, check_crc, read_header
-from kalda.spark.filters import Narrowing
+from kalda.spark.partitions import Narrowing
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, LOG_START_OFFSET_FILE, read_epochs, read_offsets
 from kalda.storage.file_names import (
     DELETE_DIR_SUFFIX,

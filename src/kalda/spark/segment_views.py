@@ -38,8 +38,7 @@ from kalda.protocol.record_framing import decode_coordinator_key, decode_coordin
 from kalda.records.batch import HEADER_SIZE, BatchHeader, check_crc, read_header
 from kalda.records.builder import Record, read_records, with_range
 from kalda.records.control import read_control_batch
-from kalda.spark.segment_batches import Damage, read_piece
-from kalda.spark.segment_columns import describe
+from kalda.spark.segment_batches import Damage, describe, read_piece
 from kalda.spark.segment_files import SegmentPiece
 from kalda.storage.log.producer_snapshot import read_snapshot
 from kalda.storage.log.txn_index import decode_entries

@@ -29,8 +29,8 @@ from kalda.base.ids import TopicPartition
 from kalda.broker.process.disk import RealDisk
 from kalda.records.batch import BatchHeader
 from kalda.records.control import ControlType, read_control_batch
-from kalda.spark.filters import Narrowing
 from kalda.spark.options import OptionError
+from kalda.spark.partitions import Narrowing
 from kalda.spark.segment_batches import Damage, Run, read_piece
 from kalda.spark.segment_files import MAX_OFFSET, SegmentPiece, find_replicas, plan_tasks
 from kalda.spark.source import ALL_COLUMNS, COLUMNS
@@ -225,8 +225,7 @@ class SegmentReader(DataSourceReader):
         yield from self._records(pieces, kept) if self.options.view == RECORDS else self._rows(pieces, kept)
 
     def _records(self, pieces: list[SegmentPiece], kept: _Kept) -> Iterator[pa.RecordBatch]:
-        from kalda.spark.segment_batches import Damage, read_piece
-        from kalda.spark.segment_columns import RecordColumns
+        from kalda.spark.segment_batches import Damage, RecordColumns, read_piece
         from kalda.spark.workers import exempt_modules
 
         exempt_modules()
@@ -244,7 +243,7 @@ class SegmentReader(DataSourceReader):
 
     def _reports(self, damage: Damage, piece: SegmentPiece) -> bool:
         """Whether damage becomes a row. Raises `ValueError` in the mode FAILFAST."""
-        from kalda.spark.segment_columns import describe
+        from kalda.spark.segment_batches import describe
 
         if self.options.mode == "FAILFAST":
             raise ValueError(f"{describe(damage, piece)}. Mode PERMISSIVE reads what is not damaged")

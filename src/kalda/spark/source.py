@@ -26,7 +26,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -50,9 +50,20 @@ from pyspark.sql.types import (
 
 from kalda.base.errors import KafkaError
 from kalda.base.ids import TopicPartition
-from kalda.spark.filters import Narrowing, narrow
 from kalda.spark.options import COMMIT_GROUP, Edge, OptionError, ReadOptions, read_options
-from kalda.spark.partitions import LogQuestions, OffsetRange, pack, plan, split, start_offsets
+from kalda.spark.partitions import (
+    LogQuestions,
+    Narrowing,
+    OffsetRange,
+    StreamOffset,
+    from_json,
+    narrow,
+    pack,
+    plan,
+    split,
+    start_offsets,
+    to_json,
+)
 from kalda.spark.workers import exempt_modules, one_sentence
 
 if TYPE_CHECKING:
@@ -78,51 +89,10 @@ log = logging.getLogger(__name__)
 Position = Mapping[TopicPartition, int]
 """The next offset to read of each partition."""
 _MAX_OFFSET = 2**63 - 1
-TOPIC_IDS: Final = "topic ids"
-"""The key of the topics' ids in an offset of a query. A topic has no blanks in its name."""
 
 
 class StreamDataLoss(KafkaError, RuntimeError):
     """Records of a streaming query were lost before they were read."""
-
-
-class StreamOffset(NamedTuple):
-    """An offset of a query."""
-
-    position: dict[TopicPartition, int]
-    ids: dict[str, str]
-    """By topic; without those that are not known: of an older checkpoint, or of brokers before Kafka 2.8."""
-
-    def others(self, ids: Mapping[str, str]) -> list[str]:
-        """The topics that have another id in `ids`, sorted."""
-        return sorted(topic for topic, known in self.ids.items() if ids.get(topic, known) != known)
-
-    def without(self, topics: Collection[str]) -> StreamOffset:
-        kept = {partition: offset for partition, offset in self.position.items() if partition.topic not in topics}
-        return StreamOffset(kept, {topic: known for topic, known in self.ids.items() if topic not in topics})
-
-
-def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """In the order of topics and partitions: equal offsets are equal texts."""
-    found: dict[str, Any] = {}
-    for partition, at in sorted(offset.position.items()):
-        found.setdefault(partition.topic, {})[str(partition.partition)] = at
-    ids = {topic: offset.ids[topic] for topic in found if topic in offset.ids}
-    return found | {TOPIC_IDS: ids} if ids else found
-
-
-def from_json(offset: Mapping[str, Mapping[str, Any]]) -> StreamOffset:
-    """Raises `ValueError` where it is not an offset of this source."""
-    try:
-        position = {
-            TopicPartition(topic, int(partition)): int(at)
-            for topic, found in offset.items()
-            if topic != TOPIC_IDS
-            for partition, at in found.items()
-        }
-        return StreamOffset(position, dict(offset.get(TOPIC_IDS, {})))
-    except (AttributeError, TypeError, ValueError):
-        raise ValueError(f"the checkpoint has {offset!r}, which is not an offset of topics; use a new one") from None
 
 
 _DELETED: Final = "Some data may have been lost: it was deleted before the query has read it"

@@ -19,8 +19,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.protobuf.message_factory import GetMessageClass
 
 from kalda.pipeline.formats.avro import AvroDecoder, AvroSchema, BadValue
-from kalda.pipeline.formats.connect import row_of
 from kalda.pipeline.formats.decoders import AvroValues, MessageValues, RegisteredValues, message_of, split
+from kalda.pipeline.formats.frames import row_of
 from kalda.pipeline.formats.json_values import ddl_of
 from kalda.pipeline.formats.protobuf import MessageDecoder, MessageSchema, indexes_of
 from kalda.pipeline.formats.registry import RegisteredSchema, Subject

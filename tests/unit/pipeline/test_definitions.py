@@ -33,12 +33,11 @@ from pyspark.sql.types import (
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.pipeline.engine.engine import Engine, interval_s, running_alone, table_columns
 from kalda.pipeline.engine.query import StopEvent
-from kalda.pipeline.engine.restarts import Restarts
-from kalda.pipeline.engine.runs import FlowReport, FlowState
+from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts
 from kalda.pipeline.projects.check import problems_without_spark, read_project
+from kalda.pipeline.projects.definitions import ChangeFlow, SqlQuery, references_of, statements_of
 from kalda.pipeline.projects.graph import downstream, ordered
 from kalda.pipeline.projects.specification import read_specification
-from kalda.pipeline.projects.statements import ChangeFlow, SqlQuery, references_of, statements_of
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.tables.changes import names_of
 from kalda.pipeline.tables.contracts import difference

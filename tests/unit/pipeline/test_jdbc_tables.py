@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from kalda.pipeline.connectors.jdbc_table import _Connection
+from kalda.pipeline.jdbc import _Connection
 
 
 class _Database:

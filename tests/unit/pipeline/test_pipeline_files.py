@@ -14,10 +14,8 @@ from click.testing import CliRunner
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
-from kalda.pipeline.engine.chart import ChartLine, Panel, save_chart
-from kalda.pipeline.engine.checkpoints import Checkpoint
-from kalda.pipeline.engine.query import QueryProgress
-from kalda.pipeline.engine.status import statuses
+from kalda.pipeline.engine.query import Checkpoint, QueryProgress
+from kalda.pipeline.engine.status import ChartLine, Panel, save_chart, statuses
 from kalda.pipeline.formats.values import ValueFormat, schema_text
 from kalda.pipeline.generators.conversion import convert
 from kalda.pipeline.generators.derive import DerivedDirectory, derived_project, read_derived

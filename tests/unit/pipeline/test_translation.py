@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kalda.pipeline.connectors.mirror import MAX_BOUNDARIES, MAX_COUNTED, Boundary, translated, with_boundary
+from kalda.pipeline.mirror import MAX_BOUNDARIES, MAX_COUNTED, Boundary, translated, with_boundary
 
 
 def test_offsets_between_two_logs_with_gaps() -> None:

@@ -12,16 +12,13 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.administration import Outcomes
 from kalda.spark.options import ReadOptions, TopicSubscription, read_options
-from kalda.spark.partitions import OffsetRange
+from kalda.spark.partitions import OffsetRange, StreamOffset, from_json, to_json
 from kalda.spark.source import (
     BatchBounds,
     StreamDataLoss,
-    StreamOffset,
-    from_json,
     latest_offset,
     ranges_between,
     ranges_of_batch,
-    to_json,
     with_new,
 )
 

@@ -1,17 +1,29 @@
-"""A machine without a Java that Spark can use: what the message says."""
+"""Java found or missing, processes in the background, and where a user has a cache."""
 
 from __future__ import annotations
 
 import os
+import pwd
+import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
+from kalda.client.transport.profiles import profiles_path, read_profiles
 from kalda.spark import session
-from kalda.spark.java import java_advice, new_session, quick_workers, settings_of_machine
+from kalda.spark.java import (
+    CpuWait,
+    enter_background,
+    java_advice,
+    new_session,
+    quick_workers,
+    settings_of_machine,
+    user_cache,
+)
 
 
 def java(folder: Path, version: str) -> None:
@@ -153,3 +165,92 @@ def test_workers_do_not_compile_pyspark_each_time(tmp_path: Path) -> None:
     for own in ({"PYSPARK_PYTHON": "/usr/bin/python3"}, {"SPARK_HOME": str(home)}, unwritable):
         assert quick_workers(command, given | own) == (command, given | own)
     assert quick_workers(command, given | {"PYSPARK_PYTHON": sys.executable})[0][0] == program
+
+
+_SHOWN = """
+import os
+print(os.sched_getscheduler(0), os.getsid(0) == os.getpid(), open("/proc/self/autogroup").read())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="needs Linux with autogroups")
+@pytest.mark.parametrize("has_autogroups", [True, False])
+def test_a_process_in_the_background_gets_what_others_leave(
+    monkeypatch: pytest.MonkeyPatch, has_autogroups: bool
+) -> None:
+    monkeypatch.setattr("kalda.spark.java._has_autogroups", lambda: has_autogroups)
+    shown = subprocess.check_output([sys.executable, "-c", _SHOWN], preexec_fn=enter_background, text=True).split()
+    assert shown[:2] == [str(os.SCHED_IDLE), str(has_autogroups)]
+    # A process that began no session may be in no autogroup, as in a container: its file is empty.
+    assert not has_autogroups or shown[-1] == "19"
+
+
+def test_without_that_class_it_has_the_lowest_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    command = [sys.executable, "-c", "import os; print(os.nice(0))"]
+    assert subprocess.check_output(command, preexec_fn=enter_background, text=True).strip() == "19"
+
+
+def test_processes_that_could_run_and_hardly_do_wait_for_the_cpu(tmp_path: Path) -> None:
+    def threads(state: str, *ticks: int) -> None:
+        for number, used in enumerate(ticks):
+            folder = tmp_path / "7" / "task" / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "stat").write_text(f"{number} (Executor (1)) {state} 1 1 1 0 -1 0 0 0 0 0 {used} {used} 0 0")
+
+    own = tmp_path / "5" / "task" / "5"
+    own.mkdir(parents=True)
+    (own / "children").write_text("7 ")
+    wait = CpuWait(tmp_path, 5)
+    threads("R", 100, 100)
+    assert not wait.is_long(10.0)  # nothing to compare with
+    threads("R", 102, 101)
+    assert wait.is_long(11.0)  # 0.06 of a core
+    threads("S", 102, 101)
+    assert not wait.is_long(12.0)  # they have nothing to do
+    threads("R", 110, 110)
+    assert not wait.is_long(13.0)
+    assert not CpuWait(tmp_path, 6).is_long(14.0)  # a process without others
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The directory of temporary files of a process whose user has no name and no home that can be written."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "KALDA_PROFILES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_user_with_a_home_has_the_cache_there(tmp_path: Path) -> None:
+    assert user_cache({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "kalda"
+    assert user_cache({"HOME": "/", "XDG_CACHE_HOME": "/c"}) == Path("/c/kalda")
+
+
+def test_a_user_without_a_home_has_it_among_temporary_files(temporary: Path) -> None:
+    expected = temporary / f"kalda-{os.getuid()}"
+    for environment in ({}, {"HOME": "/"}, {"HOME": "/is/not/there"}):
+        assert user_cache(environment) == expected
+    assert expected.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_another_user_has_made_is_not_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.getuid() + 1
+    (temporary / f"kalda-{other}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        user_cache({})
+
+
+def test_a_user_without_a_home_has_no_profiles(temporary: Path) -> None:
+    assert read_profiles() == {}
+    assert profiles_path() == Path("~/.config/kalda/profiles.toml")

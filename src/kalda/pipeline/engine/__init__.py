@@ -1,14 +1,11 @@
 """Runs of projects and single queries, and their reports.
 
 - `engine`: one run of a project, alone: its queries, views, restarts, refreshes
-- `runs`: the report of a run
-- `restarts`: whether a flow that has failed starts again, and when
-- `query`: one query from its start to its end, with progress
+- `runs`: the report of a run; whether a flow that has failed starts again
+- `query`: one query from its start to its end, its progress and its checkpoint
 - `upkeep`: small files merged, old rows and files removed
 - `redrive`: rows that a table did not take, given to their flow again
-- `metrics`, `lineage`: what a run reports to Prometheus, OpenTelemetry and OpenLineage
+- `reporting`: what a run reports to Prometheus, OpenTelemetry and OpenLineage
 - `service`: several projects in one session, with a page and an interface over HTTP
-- `checkpoints`: what is in the checkpoint of a query
-- `status`: pipelines with their lag and last batches
-- `chart`: a picture of rates and lags, as PNG or as one HTML file
+- `status`: pipelines with their lag and last batches, as values or as a picture
 """

@@ -28,26 +28,34 @@ from pyspark.pipelines.flow import Flow
 from pyspark.pipelines.output import MaterializedView, Output, Sink, Table
 from pyspark.sql.types import StructType
 
-from kalda.pipeline.connectors.increments import DELAY, Increments
-from kalda.pipeline.connectors.sinks import ProjectSink
-from kalda.pipeline.engine.lineage import Dataset, dataset_of, lineage_of, table_of
-from kalda.pipeline.engine.metrics import reporting
 from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.redrive import Redrive, RedriveFlow, Wanted
-from kalda.pipeline.engine.restarts import Restarts
-from kalda.pipeline.engine.runs import FlowReport, FlowState, LagClock, RunReport, interval_s
+from kalda.pipeline.engine.reporting import Dataset, dataset_of, lineage_of, reporting, table_of
+from kalda.pipeline.engine.runs import FlowReport, FlowState, LagClock, Restarts, RunReport, interval_s
 from kalda.pipeline.engine.upkeep import Keeping, Upkeep
 from kalda.pipeline.files import check_held, locked, read_state, remove_tree, replace_text
 from kalda.pipeline.formats.frames import sources_of
-from kalda.pipeline.projects.definitions import AnyFlow, Definitions, load_definitions, place_of
+from kalda.pipeline.jdbc import DELAY, Increments
+from kalda.pipeline.projects.definitions import AnyFlow, ChangeFlow, Definitions, load_definitions, place_of
 from kalda.pipeline.projects.graph import INCREMENT, Evaluation, FlowFrame, downstream
 from kalda.pipeline.projects.specification import CATALOGS, DELETED, LOCK, QUARANTINE, Specification
-from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, first_line, refuse_ended, settings_of
+from kalda.pipeline.sinks import ProjectSink
 from kalda.pipeline.stores import CONNECTION
 from kalda.pipeline.tables.changes import Changes
-from kalda.pipeline.tables.contracts import CONTRACT, check_contract, difference, fit, holds, nullable, with_rescued
-from kalda.pipeline.tables.expectations import Expectation, Judged, expectations_of, judge
+from kalda.pipeline.tables.contracts import (
+    CONTRACT,
+    Expectation,
+    Judged,
+    check_contract,
+    difference,
+    expectations_of,
+    fit,
+    holds,
+    judge,
+    nullable,
+    with_rescued,
+)
 from kalda.pipeline.tables.tables import Batch, ScratchTables, Tables
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from pyspark.sql.types import StringType, StructType
 
 from kalda.pipeline.files import Place, read_state, remove_tree, replace_text
 from kalda.pipeline.session import PipelineError, first_line
-from kalda.pipeline.tables.contracts import JSON_TIMES, fit, nullable, quoted
-from kalda.pipeline.tables.expectations import Expectation
+from kalda.pipeline.tables.contracts import JSON_TIMES, Expectation, fit, nullable, quoted
 from kalda.pipeline.tables.tables import Batch, Tables
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from urllib.parse import unquote
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.network.server.http import Page
 from kalda.pipeline.engine.engine import RunOptions, run_project, running_alone
-from kalda.pipeline.engine.metrics import HttpThread, metrics_page, values_of
 from kalda.pipeline.engine.query import StopEvent
-from kalda.pipeline.engine.restarts import Restarts
+from kalda.pipeline.engine.reporting import HttpThread, metrics_page, values_of
+from kalda.pipeline.engine.runs import Restarts
 from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.session import PipelineError, Unavailable, first_line, prepare, refuse_ended
 

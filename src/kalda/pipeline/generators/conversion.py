@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from kalda.pipeline.engine.checkpoints import Checkpoint
+from kalda.pipeline.engine.query import Checkpoint
 from kalda.pipeline.files import OWN, locked, read_state
 from kalda.pipeline.generators.derive import DerivedDirectory, read_derived
 from kalda.pipeline.generators.generated import GENERATED

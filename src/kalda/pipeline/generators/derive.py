@@ -235,7 +235,7 @@ def derived_project(file: DerivedFile) -> GeneratedProject:
         f'"""What {file.path.name} derives. Written by `kalda pipeline derive`."""\n\n'
         + ("import sys\n\nfrom pyspark import cloudpickle\n" if has_modules else "")
         + "from pyspark import pipelines as dp\n\n"
-        "from kalda.pipeline import decoded\nfrom kalda.pipeline.formats.records import records_of\n\n"
+        "from kalda.pipeline import decoded, records_of\n\n"
         f"SOURCE = {literal({ISOLATION: 'read_committed', **TIMES, **file.options_of(True)})}\n"
         f"SINK = {literal(file.options_of(False))}\n"
         + (f"sys.path.insert(0, {literal(str(file.path.parent))})  # modules beside the file\n" if has_modules else "")

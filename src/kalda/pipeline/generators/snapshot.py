@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
-from kalda.pipeline.engine.checkpoints import Checkpoint
 from kalda.pipeline.engine.engine import RunOptions
+from kalda.pipeline.engine.query import Checkpoint
 from kalda.pipeline.generators.generated import GeneratedDirectory, GeneratedProject, literal
 from kalda.pipeline.generators.load import ISOLATION, STARTS, TIMES
 from kalda.pipeline.session import PipelineError, refuse_options

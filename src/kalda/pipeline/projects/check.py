@@ -16,10 +16,19 @@ from typing import Any, Final
 
 from pyspark.pipelines.output import MaterializedView, Sink
 
-from kalda.pipeline.projects.definitions import AnyFlow, DefinitionError, Definitions, load_definitions, place_of, where
+from kalda.pipeline.projects.definitions import (
+    AnyFlow,
+    ChangeFlow,
+    DefinitionError,
+    Definitions,
+    SqlQuery,
+    load_definitions,
+    place_of,
+    references_of,
+    where,
+)
 from kalda.pipeline.projects.graph import ordered
 from kalda.pipeline.projects.specification import CATALOGS, Specification, files_of
-from kalda.pipeline.projects.statements import ChangeFlow, SqlQuery, references_of
 from kalda.pipeline.session import PipelineError, first_line, missing_jar
 from kalda.pipeline.topics import TopicQuestions
 from kalda.spark.options import CONNECTION, OptionError, read_options

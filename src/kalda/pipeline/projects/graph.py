@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, Table, TemporaryView
 
-from kalda.pipeline.projects.definitions import AnyFlow, Definitions, place_of, where
+from kalda.pipeline.projects.definitions import AnyFlow, ChangeFlow, Definitions, place_of, where
 from kalda.pipeline.projects.specification import files_of
-from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError, Unavailable, first_line
 
 if TYPE_CHECKING:

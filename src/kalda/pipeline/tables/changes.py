@@ -24,12 +24,10 @@ from pyspark.pipelines.graph_element_registry import get_active_graph_element_re
 from pyspark.pipelines.source_code_location import get_caller_source_code_location
 from pyspark.sql.types import StructType
 
-from kalda.pipeline.projects.definitions import Definitions, place_of
+from kalda.pipeline.projects.definitions import ChangeFlow, Definitions, place_of
 from kalda.pipeline.projects.specification import DELETED
-from kalda.pipeline.projects.statements import ChangeFlow
 from kalda.pipeline.session import PipelineError
-from kalda.pipeline.tables.contracts import quoted
-from kalda.pipeline.tables.expectations import Expectation
+from kalda.pipeline.tables.contracts import Expectation, quoted
 from kalda.pipeline.tables.tables import Batch, Tables
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.pipelines.output import MaterializedView, Output, Table
 from pyspark.sql.types import StructType
 
-from kalda.pipeline.engine.checkpoints import Checkpoint
+from kalda.pipeline.engine.query import Checkpoint
 from kalda.pipeline.files import Place
 from kalda.pipeline.files import place_of as placed
 from kalda.pipeline.projects.definitions import place_of

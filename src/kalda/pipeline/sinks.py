@@ -15,9 +15,9 @@ from pyspark.pipelines.output import Sink
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.client.transport.profiles import read_profile
-from kalda.pipeline.connectors.jdbc_table import JdbcTable, driver_of
 from kalda.pipeline.files import Place
 from kalda.pipeline.files import place_of as place_of_path
+from kalda.pipeline.jdbc import JdbcTable, driver_of
 from kalda.pipeline.projects.definitions import place_of
 from kalda.pipeline.projects.specification import Specification
 from kalda.pipeline.session import PipelineError
@@ -138,3 +138,19 @@ class ProjectSink:
 def _of_batch(batch: Batch) -> Mapping[str, str]:
     name = batch.app.removeprefix("kalda-")  # as the streaming sink has it: the query's id
     return {f"{EXACTLY_ONCE}.name": name, f"{EXACTLY_ONCE}.batch": str(batch.number)}
+
+
+def records_of(frame: DataFrame, key: str | None = None) -> DataFrame:
+    """Columns `key`, `value`, `headers`, `partition` and `timestamp` as they are where there is a column `value`, else
+    all columns as a JSON object, with the column that is named as the key. Raises `PipelineError`."""
+    from pyspark.sql import functions as f
+
+    if "value" in frame.columns:
+        chosen = [name for name in ("key", "value", "headers", "partition", "timestamp") if name in frame.columns]
+        return frame.select(*chosen)
+    if key is not None and key not in frame.columns:
+        raise PipelineError(f"key {key}: there are the columns {', '.join(frame.columns)}")
+    value = f.to_json(f.struct(*(f.col(quoted(name)) for name in frame.columns))).cast("binary").alias("value")
+    if key is None:
+        return frame.select(value)
+    return frame.select(f.col(quoted(key)).cast("string").cast("binary").alias("key"), value)

@@ -48,10 +48,8 @@ from kalda.client.transport.profiles import read_profile
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.cluster_values import Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.pipeline.engine.checkpoints import Checkpoint
-from kalda.pipeline.engine.query import POLL_S, QueryProgress, StopEvent, stop_signals
-from kalda.pipeline.engine.restarts import Restarts
-from kalda.pipeline.engine.runs import FlowReport, FlowState
+from kalda.pipeline.engine.query import POLL_S, Checkpoint, QueryProgress, StopEvent, stop_signals
+from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts
 from kalda.pipeline.files import locked, read_state, replace_text
 from kalda.pipeline.session import PipelineError, refuse_ended
 from kalda.protocol.messages.partitions import OffsetSpec
