@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from kalda.client.producer.delivery import DeliveryFuture, TableFuture
     from kalda.client.producer.producer import Producer
     from kalda.clientcore.administration import Outcomes
-    from kalda.clientcore.connections.cluster_values import Address, Broker, FoundOffset, Partition, Topic
     from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, UnresolvedBootstrap
+    from kalda.clientcore.connections.metadata import Address, Broker, FoundOffset, Partition, Topic
     from kalda.clientcore.consumer import SubscriptionPattern
-    from kalda.clientcore.consuming.commits import GroupMetadata
     from kalda.clientcore.consuming.consumer_errors import (
         CommitFailed,
         LogTruncated,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         UndecodableRecord,
         Wakeup,
     )
+    from kalda.clientcore.consuming.positions import GroupMetadata
     from kalda.clientcore.consuming.subscription import OffsetAndEpoch
     from kalda.clientcore.producing.producer_batch import RecordMetadata, WrittenBatch
     from kalda.clientcore.producing.producer_errors import (
@@ -250,7 +250,7 @@ _NAMES = {
     ),
     "kalda.client.producer.producer": ("Producer",),
     "kalda.clientcore.administration": ("Outcomes",),
-    "kalda.clientcore.connections.cluster_values": (
+    "kalda.clientcore.connections.metadata": (
         "Address",
         "Broker",
         "FoundOffset",
@@ -263,7 +263,7 @@ _NAMES = {
         "UnresolvedBootstrap",
     ),
     "kalda.clientcore.consumer": ("SubscriptionPattern",),
-    "kalda.clientcore.consuming.commits": ("GroupMetadata",),
+    "kalda.clientcore.consuming.positions": ("GroupMetadata",),
     "kalda.clientcore.consuming.consumer_errors": (
         "CommitFailed",
         "LogTruncated",

@@ -17,7 +17,7 @@ from node_cluster import SERVES, NodeCluster
 import kalda
 from kalda.base.ids import TopicPartition
 from kalda.network.free_ports import free_ports
-from kalda.testing.security import ClusterSecurity
+from kalda.testing.layout import ClusterSecurity
 from waiting import wait_until
 
 pytestmark = [

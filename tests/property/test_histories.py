@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_transactions import INPUTS, OUTPUTS, lines_of, toy_history
 
-from kalda.verify.history import FinalLog, History, OffsetSample, Outcome, Read, Seen, Transaction
-from kalda.verify.history_file import read_history
+from kalda.verify.history import FinalLog, History, OffsetSample, Outcome, Read, Seen, Transaction, read_history
 from kalda.verify.rules import Rule, judge
 
 SEEDS = st.integers(0, 2**32)

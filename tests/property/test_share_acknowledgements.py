@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from kalda.base.ids import ZERO_UUID, TopicPartition
 from kalda.base.share_states import AcknowledgeType
-from kalda.clientcore.sharing.acknowledgements import Run, batches_of, chosen_runs
-from kalda.clientcore.sharing.held_records import HeldRecords, ShareSource
+from kalda.clientcore.sharing.held_records import HeldRecords, Run, ShareSource, batches_of, chosen_runs
 
 KINDS = st.sampled_from(list(AcknowledgeType))
 

@@ -11,6 +11,7 @@ from random import Random
 
 from kalda.base.ids import TopicPartition
 from kalda.verify.history import (
+    FIRST_LINE,
     Append,
     Consumed,
     Fault,
@@ -23,8 +24,8 @@ from kalda.verify.history import (
     Seen,
     Settings,
     Transaction,
+    write_operation,
 )
-from kalda.verify.history_file import FIRST_LINE, write_operation
 
 INPUTS = [TopicPartition("in", index) for index in range(3)]
 OUTPUTS = [TopicPartition("out", index) for index in range(3)]

@@ -12,7 +12,7 @@ from topics import BASE_MS, World, cluster_of_tests
 from kalda import Admin, OffsetAndEpoch, Producer, TopicPartition
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.client.admin.configs import ConfigResource
-from kalda.client.transport.profiles import profiles_path
+from kalda.client.transport.config_files import profiles_path
 from kalda.pipeline.mirror import MirrorSettings, mirror
 from kalda.pipeline.session import PipelineError, prepare
 from kalda.testing import Cluster

@@ -23,7 +23,7 @@ from pyspark.sql.types import ByteType, LongType, StringType, StructField, Struc
 from topics import BASE_MS, World, cluster_of_tests
 
 from kalda import TopicPartition
-from kalda.client.transport.profiles import profiles_path
+from kalda.client.transport.config_files import profiles_path
 from kalda.pipeline import connection
 from kalda.pipeline.engine import redrive as redrive_module
 from kalda.pipeline.engine.engine import RunOptions, redrive_rows, run_project

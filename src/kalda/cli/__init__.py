@@ -12,7 +12,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `transactions.py`: transactions, and the producers of partitions
 - `cluster.py`, `features.py`, `quorum.py`: brokers and controllers, feature levels, the metadata quorum
 - `quotas.py`, `metrics.py`: quotas, what brokers measure
-- `explain.py`, `group_lag.py`: why clients are throttled, may do something, rebalance, lag
+- `explain.py`: why clients are throttled, may do something, rebalance, lag
 - `acls.py`, `users.py`, `tokens.py`: access control entries, SCRAM credentials, delegation tokens
 - `client_metrics.py`: what clients push of their own metrics
 - `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions

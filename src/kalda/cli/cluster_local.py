@@ -20,7 +20,7 @@ from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.local.layout import ClusterLayout, NodePlace
-    from kalda.cli.local.overview import ClusterView
+    from kalda.cli.local.nodes import ClusterView
 
 DIRECTORY_VARIABLE = "KALDA_CLUSTER_DIR"
 DEFAULT_DIRECTORY = "kalda-cluster"
@@ -136,7 +136,7 @@ def status_command(directory: Path) -> None:
       until kalda cluster status > /dev/null; do sleep 1; done
     """
     with failing():
-        from kalda.cli.local.overview import describe_nodes
+        from kalda.cli.local.nodes import describe_nodes
 
         layout = _load(directory)
         view = describe_nodes(layout)

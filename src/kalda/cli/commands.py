@@ -16,8 +16,7 @@ from kalda import __version__
 from kalda.base.errors import ApiError, WrongState
 from kalda.cli.common.completing import complete_server_property
 from kalda.cli.common.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
-from kalda.cli.common.habits import KAFKA_TOOLS, KCAT_MODES, OTHER_NAMES
-from kalda.cli.common.nouns import command_first, kcat_mode, no_such_command
+from kalda.cli.common.nouns import KAFKA_TOOLS, KCAT_MODES, OTHER_NAMES, command_first, kcat_mode, no_such_command
 from kalda.cli.common.os_errors import sentence
 from kalda.cli.common.output import is_stdout_closed
 

@@ -55,10 +55,10 @@ def doctor(admin: CommandAdmin, path: str | None, no_cluster: bool) -> None:
 
 
 def _examine(admin: CommandAdmin, path: str | None, no_cluster: bool) -> Iterator[Finding]:
-    from kalda.cli.health.addresses import is_loopback
     from kalda.cli.health.cluster import examine_cluster
+    from kalda.cli.health.findings import is_loopback
     from kalda.cli.health.host import examine_limits, examine_properties
-    from kalda.clientcore.connections.cluster_values import parse_bootstrap
+    from kalda.clientcore.connections.metadata import parse_bootstrap
 
     servers = admin.config.get("bootstrap.servers") or admin.config["bootstrap.controllers"]
     bootstrap = [(address.host, address.port) for address in parse_bootstrap(str(servers))]

@@ -18,7 +18,7 @@ from kalda.cli.common.failures import FAILED, Failure
 from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import is_json, print_json
 from kalda.cli.common.session import json_option, with_cluster
-from kalda.cli.reassignment.documents import partition_of
+from kalda.cli.reassignment.plans import partition_of
 
 if TYPE_CHECKING:
     from kalda.base.errors import ApiError

@@ -1,7 +1,7 @@
 """`kalda explain`: why a client is throttled, what allows an operation, why a group lags or rebalances.
 
 The metrics listener of a node serves the paths below `/explain/` (`broker/metrics/metrics_export.py`); the lag of a
-group is measured here (`cli/group_lag.py`).
+group is measured here (`cli/groups.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kalda.cli.common.metrics_pages import node_option, read_all
 from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import counted, is_json, print_json, print_table
 from kalda.cli.common.session import json_option, with_cluster
-from kalda.cli.group_lag import PartitionLag, findings, lags, measure, span, unread_ages
+from kalda.cli.groups import PartitionLag, findings, lags, measure, span, unread_ages
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin

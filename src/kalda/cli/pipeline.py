@@ -605,7 +605,7 @@ def mirror_command(
       kalda pipeline mirror orders payments --from production --to standby --state mirrors/standby --follow
     """
     with _failures():
-        from kalda.client.transport.profiles import read_profile
+        from kalda.client.transport.config_files import read_profile
         from kalda.pipeline.mirror import MirrorSettings, mirror
 
         for profile in (source, target):

@@ -21,9 +21,9 @@ from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.cli.reassignment.documents import ReplicaTarget
     from kalda.cli.reassignment.planner import ReplicaBroker
-    from kalda.clientcore.connections.cluster_values import Partition
+    from kalda.cli.reassignment.plans import ReplicaTarget
+    from kalda.clientcore.connections.metadata import Partition
 
 Targets = Mapping[TopicPartition, "ReplicaTarget"]
 
@@ -42,7 +42,7 @@ def reassign() -> None:
 
 @contextlib.contextmanager
 def _failing() -> Iterator[None]:
-    from kalda.cli.reassignment.documents import DocumentError
+    from kalda.cli.reassignment.plans import DocumentError
 
     try:
         yield
@@ -92,8 +92,8 @@ def plan_command(
       kalda reassign plan --all-topics --without-brokers 4 --json > plan.json
       kalda reassign plan --topics orders --replication-factor 3 --out plan.json
     """
-    from kalda.cli.reassignment import documents, planner
-    from kalda.cli.reassignment.progress import partitions_of
+    from kalda.cli.reassignment import planner, plans
+    from kalda.cli.reassignment.plans import partitions_of
 
     if sum((topics is not None, topics_file is not None, all_topics)) != 1:
         raise click.UsageError("choose topics with exactly one of --topics, --topics-file, --all-topics")
@@ -102,7 +102,7 @@ def plan_command(
         names = {at.topic for at in everything}
     else:
         with _failing():
-            names = set(documents.read_topics(topics_file)) if topics_file is not None else set(_words(topics or ""))
+            names = set(plans.read_topics(topics_file)) if topics_file is not None else set(_words(topics or ""))
     missing = sorted(names - {at.topic for at in everything})
     if missing:
         raise Failure(f"there is no topic {', '.join(missing)}; check the names")
@@ -124,9 +124,9 @@ def plan_command(
     before = {at: current[at] for at in changed}
     for path, document in ((out, changed), (rollback, before)):
         if path is not None:
-            Path(path).write_text(documents.to_text(documents.to_document(document)) + "\n", encoding="utf-8")
+            Path(path).write_text(plans.to_text(plans.to_document(document)) + "\n", encoding="utf-8")
     if is_json():
-        print_json(documents.to_document(changed))
+        print_json(plans.to_document(changed))
     else:
         _print_plan(before, changed, sizes)
 
@@ -177,7 +177,7 @@ def _sizes(
     admin: CommandAdmin, partitions: Mapping[TopicPartition, Partition], chosen: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """Size in bytes of each partition on its leader; partitions whose leader does not answer are left out."""
-    from kalda.cli.reassignment.progress import sizes_on
+    from kalda.cli.reassignment.plans import sizes_on
 
     by_leader: dict[int, list[TopicPartition]] = {}
     for at in chosen:
@@ -276,18 +276,18 @@ def run_command(
       kalda reassign run plan.json --throttle 50000000 --rollback before.json
       kalda reassign run plan.json --no-wait && kalda reassign status plan.json
     """
-    from kalda.cli.reassignment import documents, execution
+    from kalda.cli.reassignment import plans
 
     with _failing():
-        targets = documents.read_plan(path)
-        current = execution.check(admin, targets, additional=additional)
-    before = documents.to_document({at: current[at].replicas for at in targets})
+        targets = plans.read_plan(path)
+        current = plans.check(admin, targets, additional=additional)
+    before = plans.to_document({at: current[at].replicas for at in targets})
     if rollback is not None:
-        Path(rollback).write_text(documents.to_text(before) + "\n", encoding="utf-8")
+        Path(rollback).write_text(plans.to_text(before) + "\n", encoding="utf-8")
     elif not is_json():
-        click.echo(f"Current partition replica assignment\n\n{documents.to_text(before)}\n")
+        click.echo(f"Current partition replica assignment\n\n{plans.to_text(before)}\n")
         click.echo("Save this as a plan for the way back, for kalda reassign run.")
-    refusals = execution.start(
+    refusals = plans.start(
         admin,
         targets,
         current,
@@ -300,7 +300,7 @@ def run_command(
     for error in refusals.values():
         click.echo(f"kalda: {error.message} [{error.code.name}]", err=True)
     if not is_json() and begun:
-        click.echo(f"Successfully started partition reassignments for {documents.show_partitions(begun)}")
+        click.echo(f"Successfully started partition reassignments for {plans.show_partitions(begun)}")
     done = False
     throttled = throttle is not None or log_dir_throttle is not None
     if begun and not no_wait:
@@ -327,9 +327,9 @@ def _warn_of_missing_throttles(brokers: list[int]) -> None:
 
 
 def _unthrottle(admin: CommandAdmin, targets: Targets) -> None:
-    from kalda.cli.reassignment import execution
+    from kalda.cli.reassignment import plans
 
-    silent = execution.unthrottle(admin, targets)
+    silent = plans.unthrottle(admin, targets)
     if silent:
         click.echo(
             f"kalda: broker {', '.join(map(str, silent))} does not answer; a throttle that it has stays until "
@@ -346,7 +346,7 @@ def _watch(
     admin: CommandAdmin, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
 ) -> bool:
     """Wait, with a line of progress. True when all are complete, False after the timeout."""
-    from kalda.cli.reassignment.progress import wait_with_bar
+    from kalda.cli.reassignment.plans import wait_with_bar
 
     try:
         return wait_with_bar(admin, {at: targets[at].replicas for at in begun}, timeout)
@@ -377,7 +377,7 @@ def status_command(admin: CommandAdmin, path: str | None, preserve_throttles: bo
       kalda reassign status
       until kalda reassign status plan.json; do sleep 10; done
     """
-    from kalda.cli.reassignment.progress import read_progress
+    from kalda.cli.reassignment.plans import read_progress
 
     if path is None:
         progress = read_progress(admin)
@@ -392,11 +392,11 @@ def status_command(admin: CommandAdmin, path: str | None, preserve_throttles: bo
 
 
 def _status_of_plan(admin: CommandAdmin, path: str, preserve_throttles: bool) -> None:
-    from kalda.cli.reassignment import documents
-    from kalda.cli.reassignment.progress import partitions_of, read_progress
+    from kalda.cli.reassignment import plans
+    from kalda.cli.reassignment.plans import partitions_of, read_progress
 
     with _failing():
-        targets = documents.read_plan(path)
+        targets = plans.read_plan(path)
     progress = read_progress(admin, targets)
     now = partitions_of(admin, (at.topic for at in targets))
     rows = []
@@ -436,25 +436,25 @@ def cancel_command(admin: CommandAdmin, path: str | None, of_all: bool, preserve
       kalda reassign cancel plan.json
       kalda reassign cancel --all
     """
-    from kalda.cli.reassignment import documents, execution
+    from kalda.cli.reassignment import plans
 
     if of_all == (path is not None):
         raise click.UsageError("give either FILE or --all")
     planned = None
     if path is not None:
         with _failing():
-            planned = documents.read_plan(path)
+            planned = plans.read_plan(path)
     ongoing = admin.list_reassignments(planned)
-    results = execution.alter(admin, dict.fromkeys(ongoing)) if ongoing else {}
+    results = plans.alter(admin, dict.fromkeys(ongoing)) if ongoing else {}
     over = {at for at, e in results.items() if e is None or e.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
     failed: dict[TopicPartition, ApiError] = {at: e for at, e in results.items() if e is not None and at not in over}
     if not preserve_throttles and not failed:
-        targets = planned or {at: documents.ReplicaTarget(each.replicas, ()) for at, each in ongoing.items()}
+        targets = planned or {at: plans.ReplicaTarget(each.replicas, ()) for at, each in ongoing.items()}
         _unthrottle(admin, targets)
     if is_json():
         print_json({"cancelled": _names(over), "failed": _names(failed)})
     elif over:
-        click.echo(f"Successfully cancelled partition reassignments for {documents.show_partitions(over)}")
+        click.echo(f"Successfully cancelled partition reassignments for {plans.show_partitions(over)}")
     elif not failed:
         click.echo(
             "None of the specified partition reassignments are active." if path else "No reassignment is in progress."

@@ -30,7 +30,7 @@ from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_c
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.admin.topics import EligibleReplicas
-    from kalda.clientcore.connections.cluster_values import Partition, Topic
+    from kalda.clientcore.connections.metadata import Partition, Topic
 
 
 @click.group(cls=Noun)

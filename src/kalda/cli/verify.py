@@ -165,7 +165,7 @@ def _replicas(bootstrap_server: str) -> int:
 
 def _run(plan: VerificationPlan, history_path: str | None) -> Verdict:
     from kalda.cli.verification.run import run
-    from kalda.verify.history_file import read_history
+    from kalda.verify.history import read_history
     from kalda.verify.rules import judge
 
     if history_path is not None:
@@ -201,7 +201,7 @@ def _write(path: str, lines: list[str], mode: Literal["w", "a"] = "w") -> None:
 
 
 def _judge_file(path: str) -> Verdict:
-    from kalda.verify.history_file import MalformedHistory, read_history
+    from kalda.verify.history import MalformedHistory, read_history
     from kalda.verify.rules import judge
 
     try:

@@ -7,7 +7,6 @@ A core is what a shell of `client` drives: it is called with responses and with 
 - `share_consumer`: a whole share consumer, put together from `sharing` and `groups`
 - `subscribed_core`: what both have in common; `client_core`: what the cores of all clients have
 - `administration`: administrative calls as plans, and how they are run
-- `interceptors`: those of producers and consumers, from their configuration to their end
 - `serdes`: the types of Kafka's own serializers and deserializers
 - `connections`: the cluster as a client sees it, and requests to it; below all others
 - `producing`, `consuming`: records on their way to a leader, and from it

@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.client_core import ClientCore
-from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics, metric_config
-from kalda.clientcore.connections.cluster_values import Broker, read_metadata
-from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, refused
+from kalda.clientcore.connections.errors import Random, UnknownTopic, Unreachable, refused
+from kalda.clientcore.connections.metadata import Broker, read_metadata
 from kalda.clientcore.connections.requests import COORDINATOR_BASE, COORDINATOR_MOVED
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.protocol.messages.groups import CoordinatorType

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
-from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics
-from kalda.clientcore.connections.cluster_values import configured_bootstrap
 from kalda.clientcore.connections.connections import ConnectionConfig, Connections
-from kalda.clientcore.connections.metadata import ClusterMetadata, ControllerMetadata
-from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
+from kalda.clientcore.connections.errors import Backoff, Random
+from kalda.clientcore.connections.metadata import ClusterMetadata, ControllerMetadata, configured_bootstrap
 from kalda.clientcore.connections.requests import Requests
+from kalda.clientcore.connections.telemetry_push import OwnMetrics, measured_by
 from kalda.protocol.apis import ApiKey
 
 if TYPE_CHECKING:

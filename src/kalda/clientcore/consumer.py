@@ -21,16 +21,14 @@ from kalda.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
 from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import metric_config
-from kalda.clientcore.connections.cluster_values import Topic, read_metadata
-from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.connections.errors import Random, refused
+from kalda.clientcore.connections.metadata import Topic, read_metadata
 from kalda.clientcore.connections.requests import all_topics_request
-from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import ConsumerMetrics, CoordinatorMetrics
 from kalda.clientcore.consuming.fetcher import FetchConfig, Fetcher, Taken
-from kalda.clientcore.consuming.positions import Positions
+from kalda.clientcore.consuming.positions import GroupMetadata, Positions
 from kalda.clientcore.consuming.subscription import (
     EARLIEST,
     LATEST,

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.clientcore.client_core import ClientCore
-from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import metric_config
+from kalda.clientcore.connections.errors import Random
 from kalda.clientcore.producing.accumulator import Accumulator
-from kalda.clientcore.producing.buffer_pool import BufferPool
 from kalda.clientcore.producing.idempotence import Idempotence
-from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch
+from kalda.clientcore.producing.producer_batch import BufferPool, FinalState, ProducerBatch
 from kalda.clientcore.producing.producer_metrics import ProducerMetrics
 from kalda.clientcore.producing.row_batches import table_batch_bytes
 from kalda.clientcore.producing.sender import Sender

@@ -8,12 +8,16 @@ the names in `_SHORT`. `list[short]` is a list of those; Kafka's own name of lis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from kalda.base.configs.definition import InvalidConfig
+
+if TYPE_CHECKING:
+    from kalda.records.consuming import Headers, Read
 
 _PACKAGE: Final = "org.apache.kafka.common.serialization."
 _LIST: Final = "List"
@@ -224,3 +228,101 @@ class _Reader:
         if not 0 <= count <= len(self._data):
             raise ValueError(f"{count} elements are not in {len(self._data)} bytes")
         return count
+
+
+# Objects of the application that a client makes, configures and closes.
+#
+# What `interceptor.classes` names, objects or classes of such, may have `configure(configs)`, called with the
+# client's keys as they were given. A class that `key.serializer` or one of its like names may have
+# `configure(configs, is_key)`, which is not called for an object: whoever made that has configured it, as in Kafka.
+# `close()` is called once for each.
+
+log = logging.getLogger(__name__)
+
+
+def interceptors_of(given: Mapping[str, object], calls: str) -> tuple[Any, ...]:
+    """The configured objects; `calls` are what they need to have. Raises `InvalidConfig`."""
+    found = given.get("interceptor.classes") or ()
+    if not isinstance(found, list | tuple) or any(isinstance(each, str) for each in found):
+        raise InvalidConfig(f"interceptor.classes: a list of objects or classes with {calls} is expected")
+    made = tuple(each() if isinstance(each, type) else each for each in found)
+    for each in made:
+        getattr(each, "configure", _nothing)(given)
+    return made
+
+
+def codec_of(given: object, method: str, configs: Mapping[str, object], *, is_key: bool) -> object:
+    """A class that has the method becomes an object of it that is configured; anything else is as it is."""
+    if not isinstance(given, type) or not hasattr(given, method):
+        return given
+    made = given()
+    getattr(made, "configure", _nothing)(configs, is_key)
+    return made
+
+
+def close_all(objects: Iterable[object]) -> None:
+    """Close those that have a `close`, each once. What it raises is logged."""
+    for each in {id(each): each for each in objects if not isinstance(each, type)}.values():
+        try:
+            getattr(each, "close", _nothing)()
+        except Exception:
+            log.exception("%r could not be closed", each)
+
+
+def _nothing(*_arguments: object) -> None:
+    return None
+
+
+# Bytes to keys and values: what `key.deserializer` and `value.deserializer` may be.
+#
+# The name of a type (`serdes`), an object with `deserialize(topic, headers, data)`, or a function of the bytes. Of a
+# class the object has been made before (`interceptors.codec_of`). They are the inverses of the serializers of the
+# same names; `int` reads one to eight bytes, and `float` four or eight, so that Kafka's Short, Integer, Long, Float
+# and Double are read. Null stays None: a deserializer is not called for it. `bytes` costs nothing: keys and values
+# are then made when they are first read.
+
+_FLOAT, _DOUBLE = Struct(">f"), Struct(">d")
+
+
+@runtime_checkable
+class Deserializer(Protocol):
+    """Makes a key or a value of bytes."""
+
+    def deserialize(self, topic: str, headers: Headers, data: bytes) -> Any:
+        """The object. Raises any exception, which `poll` raises as `UndecodableRecord`."""
+        ...
+
+
+def _int(_topic: str, _headers: Headers, data: bytes) -> int:
+    if not 1 <= len(data) <= 8:
+        raise ValueError(f"{len(data)} bytes are not an integer of at most 64 bits")
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _float(_topic: str, _headers: Headers, data: bytes) -> float:
+    if len(data) not in (4, 8):
+        raise ValueError(f"{len(data)} bytes are neither a float nor a double")
+    value: float = (_FLOAT if len(data) == 4 else _DOUBLE).unpack(data)[0]
+    return value
+
+
+_OF_ANY_SIZE: dict[str, Read] = {"int": _int, "float": _float}
+_NO_CONFIGS: Mapping[str, object] = {}
+
+
+def deserializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_CONFIGS) -> Read | None:
+    """The function of a configured deserializer; None: keys and values stay bytes. `configs` are the other keys. Raises
+    `InvalidConfig`."""
+    if given is None or given is bytes or given == "bytes":
+        return None
+    if isinstance(given, str):
+        if given in _OF_ANY_SIZE:
+            return _OF_ANY_SIZE[given]
+        serde = serde_of(key, given, configs)
+        return None if serde.from_bytes is bytes else lambda _topic, _headers, data: serde.from_bytes(data)
+    if isinstance(given, Deserializer):
+        return given.deserialize
+    if callable(given):
+        function: Callable[[bytes], Any] = given
+        return lambda _topic, _headers, data: function(data)
+    raise InvalidConfig(f"Invalid value {given!r} for configuration {key}: it deserializes nothing")

@@ -21,14 +21,13 @@ from kalda.base.configs.share_consumer import ShareConsumerConfig
 from kalda.base.errors import ApiError, WrongState
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.share_states import AcknowledgeType
-from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import metric_config
+from kalda.clientcore.connections.errors import Random
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.subscription import Subscription
+from kalda.clientcore.groups.consumer_membership import ShareMembership
 from kalda.clientcore.groups.membership import MembershipConfig
-from kalda.clientcore.groups.share_membership import ShareMembership
-from kalda.clientcore.sharing.acknowledgements import offsets_of
-from kalda.clientcore.sharing.held_records import HeldRecords
+from kalda.clientcore.sharing.held_records import HeldRecords, offsets_of
 from kalda.clientcore.sharing.share_chunks import TakenColumns
 from kalda.clientcore.sharing.share_fetcher import ShareFetcher
 from kalda.clientcore.sharing.share_metrics import ShareConsumerMetrics

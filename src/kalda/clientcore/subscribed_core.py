@@ -12,12 +12,10 @@ from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, can_be_requested
 from kalda.clientcore.client_core import ClientCore
-from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics
-from kalda.clientcore.connections.errors import refused
-from kalda.clientcore.consuming.deserializers import deserializer_of
+from kalda.clientcore.connections.errors import Random, refused
 from kalda.clientcore.consuming.subscription import Subscription
-from kalda.clientcore.interceptors import codec_of
+from kalda.clientcore.serdes import codec_of, deserializer_of
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.protocol.naming import MAX_ELEMENTS_SENT
 

@@ -44,9 +44,9 @@ from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.configs import ConfigResource
 from kalda.client.admin.topics import NewTopic
 from kalda.client.consumer.consumer import Consumer
-from kalda.client.transport.profiles import read_profile
-from kalda.clientcore.connections.backoff import Backoff
-from kalda.clientcore.connections.cluster_values import Topic
+from kalda.client.transport.config_files import read_profile
+from kalda.clientcore.connections.errors import Backoff
+from kalda.clientcore.connections.metadata import Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.pipeline.engine.query import POLL_S, Checkpoint, QueryProgress, StopEvent, stop_signals
 from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts

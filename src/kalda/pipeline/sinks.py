@@ -1,6 +1,6 @@
 """Sinks of a project: topics, tables of databases, files, and whatever PySpark has a data source for, by its name.
 
-`kalda.connection` in the options stands for a profile of this machine (`client/transport/profiles.py`). Topics and
+`kalda.connection` in the options stands for a profile of this machine (`client/transport/config_files.py`). Topics and
 tables of databases get each batch once. Files in append mode are Spark's own file sink, whose list of files has each
 batch once; tables of Iceberg its own, whose snapshots have the query's id and the batch's number. Of another format, a
 batch that is run again after a crash may be written twice, unless its own sink for streams prevents that.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.pipelines.output import Sink
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.client.transport.profiles import read_profile
+from kalda.client.transport.config_files import read_profile
 from kalda.pipeline.files import Place
 from kalda.pipeline.files import place_of as place_of_path
 from kalda.pipeline.jdbc import JdbcTable, driver_of

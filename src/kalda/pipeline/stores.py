@@ -24,7 +24,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.client.transport.profiles import read_profile
+from kalda.client.transport.config_files import read_profile
 from kalda.pipeline.session import PipelineError, Unavailable
 
 CONNECTION: Final = "kalda.storage.connection"

@@ -15,13 +15,12 @@ from kalda.client.admin.aio_admin import Admin
 from kalda.client.consumer.aio_consumer import Consumer
 from kalda.client.consumer.aio_share_consumer import ShareConsumer
 from kalda.client.producer.aio_producer import Producer
-from kalda.client.transport.aio_face import LoopHost
+from kalda.client.transport.aio_face import IoLoop, LoopHost
 from kalda.client.transport.channels import Channels
 from kalda.client.transport.driven import Driven
-from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.administration import Ask, Target, TargetKind, single
-from kalda.clientcore.connections.cluster_values import Metadata, Topic, newest, read_metadata
 from kalda.clientcore.connections.connections import Action, Connect, Connections, OnDone, Write
+from kalda.clientcore.connections.metadata import Metadata, Topic, newest, read_metadata
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.framing import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES

@@ -15,7 +15,7 @@ from kalda.assignors.consumer_protocol import read_assignment, write_assignment,
 from kalda.assignors.stateless import Subscriber, assign_range
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.consuming.commits import GroupMetadata
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,

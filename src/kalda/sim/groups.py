@@ -26,7 +26,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, random_uuid, uuid_to_text
 from kalda.client.consumer.consumer_calls import Offset, Partition
 from kalda.clientcore.connections.connections import OnDone
-from kalda.clientcore.consuming.commits import committed_errors, read_committed
+from kalda.clientcore.consuming.positions import committed_errors, read_committed
 from kalda.protocol.messages.groups import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetFetchRequest
 from kalda.protocol.messages.streams import (
     StreamsGroupHeartbeatRequest,

@@ -21,7 +21,7 @@ from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.protocol.messages.transactions import EndTxnRequest
 
 if TYPE_CHECKING:
-    from kalda.clientcore.connections.cluster_values import Topic
+    from kalda.clientcore.connections.metadata import Topic
     from kalda.spark.options import TopicSubscription
 
 _MAX_END_BEFORE_V2 = 4

@@ -1,8 +1,8 @@
 """The options of `spark.read` and `spark.readStream` with format "kalda", parsed and checked; their names, defaults and
 refusals are those of Spark's Kafka source.
 
-`option("kalda.connection", "production")` stands for the keys of that profile (`client/transport/profiles.py`), which
-Spark's driver reads: a definition, a plan and Spark's event log have its name alone. An option that is given beside it
+`option("kalda.connection", "production")` stands for the keys of that profile (`client/transport/config_files.py`),
+which Spark's driver reads: a definition, a plan and Spark's event log have its name alone. An option that is given beside it
 wins; keys that the client does not have belong to other programs, and are left out.
 
 An unknown option is refused, since a misspelt one would silently read something else. Options with the prefix `kafka.`
@@ -24,8 +24,8 @@ from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import KafkaError
 from kalda.base.ids import TopicPartition
-from kalda.client.transport.profiles import read_profile
-from kalda.clientcore.connections.cluster_values import parse_bootstrap
+from kalda.client.transport.config_files import read_profile
+from kalda.clientcore.connections.metadata import parse_bootstrap
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1

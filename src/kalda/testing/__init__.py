@@ -46,9 +46,7 @@ clusters for a test:
 
 - `cluster`: the cluster, on a thread and a loop of its own
 - `network`: faults between its nodes, and between them and clients
-- `security`: certificates, users and configuration of a cluster that is not PLAINTEXT
 - `layout`: ports, properties and formatted directories of its nodes
-- `clients`: writes, reads and waits of tests, over ordinary clients
 - `schema_registry`: a schema registry in memory
 - `plugin`: the fixtures
 """

@@ -11,20 +11,27 @@ import asyncio
 import shutil
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from kalda.base.configs.broker import BROKER
 from kalda.base.configs.server import unknown_properties
-from kalda.base.errors import WrongState
+from kalda.base.errors import CallTimeout, ErrorCode, WrongState
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.node import Node, StartError
 from kalda.client.admin.admin_client import Admin
+from kalda.client.admin.group_values import Group
 from kalda.client.admin.topics import NewTopic
+from kalda.client.consumer.consumer import Consumer
+from kalda.client.producer.producer import Producer
+from kalda.clientcore.producing.producer_batch import RecordMetadata
+from kalda.protocol.messages.partitions import OffsetSpec
+from kalda.records.consuming import Record
 from kalda.testing import layout
 from kalda.testing.network import Network
 
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from kalda.metadata.image import MetadataImage
     from kalda.records.consuming import Record
     from kalda.replication.partition import Partition
-    from kalda.testing.security import ClusterSecurity
+    from kalda.testing.layout import ClusterSecurity
 
 T = TypeVar("T")
 _READY_S = 30.0
@@ -86,7 +93,7 @@ class Cluster:
         self._security: ClusterSecurity | None = None
         """None for PLAINTEXT."""
         if security.upper() != "PLAINTEXT":
-            from kalda.testing.security import ClusterSecurity
+            from kalda.testing.layout import ClusterSecurity
 
             self._security = ClusterSecurity(security.upper(), users)
         self._has_network = network_faults
@@ -265,14 +272,12 @@ class Cluster:
     ) -> list[RecordMetadata]:
         """Send values, or pairs of a key and a value, and wait until all are acknowledged. Text is encoded as UTF-8.
         Raises `KafkaError`."""
-        from kalda.testing.clients import produce
 
         return produce(self._quiet_config(), topic, records, partition)
 
     def consume_all(self, topic: str, *, timeout: float = 30.0) -> list[Record]:
         """All records that the topic has now, by partition and offset, without those of aborted and open transactions.
         Raises `CallTimeout` after `timeout` seconds."""
-        from kalda.testing.clients import consume_all
 
         return consume_all(self._quiet_config(), topic, timeout, self._run(self._written(topic)))
 
@@ -282,7 +287,6 @@ class Cluster:
         """Wait until a group is stable with that many members, or with 0 is empty, and where `max_lag` is given has
         committed offsets, with at most so many records behind them; returns it. Raises `CallTimeout` after `timeout`
         seconds."""
-        from kalda.testing.clients import wait_for_group
 
         return wait_for_group(self._quiet_config(), group_id, members, max_lag, timeout)
 
@@ -446,3 +450,104 @@ def _led(node: Node, partition: TopicPartition) -> Partition | None:
     """The partition on the node, where the node leads it."""
     found = None if node.replicas is None else node.replicas.find(*partition)
     return found if found is not None and found.is_leader else None
+
+
+# What tests do with the records and groups of a cluster, over ordinary clients: `Cluster.produce`, `consume_all` and
+# `wait_for_group`.
+
+Text: TypeAlias = bytes | str | None
+_CLIENTS_POLL_S: Final = 0.02
+_STABLE: Final = "Stable"
+_EMPTY: Final = "Empty"
+_NOT_YET: Final = frozenset(
+    (
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NOT_COORDINATOR,
+    )
+)
+
+
+def produce(
+    config: Mapping[str, object],
+    topic: str,
+    records: Iterable[Text | tuple[Text, Text]],
+    partition: int | None,
+) -> list[RecordMetadata]:
+    """Sends values, or pairs of a key and a value, and waits until all are acknowledged."""
+    with Producer(config) as producer:
+        futures = []
+        for each in records:
+            key, value = each if isinstance(each, tuple) else (None, each)
+            futures.append(producer.send(topic, _bytes(value), key=_bytes(key), partition=partition))
+        producer.flush()
+        return [future.result() for future in futures]
+
+
+def _bytes(text: Text) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
+
+
+def consume_all(
+    config: Mapping[str, object], topic: str, timeout_s: float, written: Mapping[TopicPartition, int]
+) -> list[Record]:
+    """All committed records that the topic has now, by partition and offset: those before the offsets `written`, and
+    what a broker has beyond. A leader that was separated answers with its own end until it has the metadata of the next
+    one."""
+    deadline_s = time.monotonic() + timeout_s
+    with Admin(config) as admin:
+        topics = admin.describe_topics([topic])
+        partitions = [TopicPartition(topic, each.partition) for each in topics.value(topic).partitions]
+    with Consumer({**config, "isolation.level": "read_committed"}) as consumer:
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        left = {each: max(end, written.get(each, 0)) for each, end in consumer.end_offsets(*partitions).items()}
+        found: list[Record] = []
+        while left := {each: end for each, end in left.items() if consumer.position(each) < end}:
+            if time.monotonic() >= deadline_s:
+                raise CallTimeout(f"not within {timeout_s:.0f} s: all of {topic} is read; left are {_named(left)}")
+            found += consumer.poll(timeout=0.1)
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+def _named(offsets: Mapping[TopicPartition, int]) -> str:
+    return ", ".join(f"{partition} up to {end}" for partition, end in offsets.items())
+
+
+def wait_for_group(
+    config: Mapping[str, object], group_id: str, members: int, max_lag: int | None, timeout_s: float
+) -> Group:
+    """Waits until the group is stable with that many members, and its lag is at most `max_lag`."""
+    deadline_s = time.monotonic() + timeout_s
+    with Admin(config) as admin:
+        while True:
+            seen = "there is no such group"
+            found = admin.describe_groups([group_id])
+            error = found.errors.get(group_id)
+            if error is None:
+                group = found.value(group_id)
+                is_there = group.state == (_STABLE if members else _EMPTY) and len(group.members) == members
+                lag = _lag(admin, group_id) if is_there and max_lag is not None else 0
+                if is_there and lag is not None and lag <= (max_lag or 0):
+                    return group
+                seen = f"it is {group.state} with {len(group.members)} members"
+                if is_there:
+                    seen += " and has committed nothing" if lag is None else f" and a lag of {lag}"
+            elif error.code not in _NOT_YET:
+                raise error
+            if time.monotonic() >= deadline_s:
+                lagging = "" if max_lag is None else f" and a lag of at most {max_lag}"
+                raise CallTimeout(
+                    f"not within {timeout_s:.0f} s: group {group_id} has {members} members{lagging}; {seen}"
+                )
+            time.sleep(_CLIENTS_POLL_S)
+
+
+def _lag(admin: Admin, group_id: str) -> int | None:
+    """The records behind the committed offsets; None where nothing is committed."""
+    committed = admin.list_group_offsets(group_id).check()
+    if not committed:
+        return None
+    ends = admin.list_offsets(dict.fromkeys(committed, OffsetSpec.LATEST)).check()
+    return sum(ends.value(each).offset - committed.value(each).offset for each in committed)

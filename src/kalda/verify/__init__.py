@@ -5,7 +5,6 @@ within transactions, samples of the last stable offset, and the logs after every
 depend on how the history was recorded: by `kalda verify` on any cluster, or by the simulator.
 
 - `history`: the operations of a history as values, and what of them is in the final logs
-- `history_file`: a history as JSON lines
 - `rules`: the final logs against the transactions, what consumers read against the final logs (G1a, G1b, G1c), inputs
   to outputs, and the last stable offset; the verdict
 """

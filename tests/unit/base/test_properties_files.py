@@ -13,7 +13,7 @@ from kalda.broker.process.disk import RealDisk
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.profiles import client_config
 from kalda.cli.elect import read_partitions
-from kalda.cli.reassignment.documents import read_topics
+from kalda.cli.reassignment.plans import read_topics
 from kalda.client.transport.config_files import read_config
 from kalda.network.config_providers import read_properties
 from kalda.network.named_files import read_named_text

@@ -20,9 +20,8 @@ from kalda.base.ids import ZERO_UUID
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.health import cluster as cluster_health
-from kalda.cli.health.addresses import Spoken, examine, spoken_at
 from kalda.cli.health.cluster import _clock, _clocks, _silent, space
-from kalda.cli.health.findings import Finding, Severity
+from kalda.cli.health.findings import Finding, Severity, Spoken, examine, spoken_at
 from kalda.cli.health.host import examine_properties
 from kalda.cli.local.single_node import prepare, properties_text
 from kalda.client.admin.quorum import Quorum, QuorumReplica

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import resource
-from kalda.broker.process import logs
+from kalda.broker.process import loggers as logs
 from kalda.cli.server import _allow_many_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 700))
 logs.set_up("INFO", False)

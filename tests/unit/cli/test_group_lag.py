@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.group_lag import Sample, findings, lags, span
+from kalda.cli.groups import Sample, findings, lags, span
 from kalda.client.admin.group_values import Group, Member
 
 SECONDS = 10

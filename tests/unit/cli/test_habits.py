@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import kalda.cli
 from kalda.cli.commands import cli
-from kalda.cli.common.habits import KAFKA_TOOLS, OTHER_NAMES, in_kaldas_words
+from kalda.cli.common.nouns import KAFKA_TOOLS, OTHER_NAMES, in_kaldas_words
 from kalda.cli.common.output import counted
 
 WITHOUT_JSON = {

@@ -17,8 +17,8 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassign import show_bytes
-from kalda.cli.reassignment import progress
-from kalda.cli.reassignment.progress import ReassignmentProgress
+from kalda.cli.reassignment import plans
+from kalda.cli.reassignment.plans import ReassignmentProgress
 from kalda.client.admin.configs import ConfigResource
 from kalda.client.admin.reassignments import Reassignment
 from kalda.testing import Cluster
@@ -344,12 +344,12 @@ def test_a_bar_shows_the_remaining_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
         ReassignmentProgress(moving, {at: 500}),
         ReassignmentProgress({}, {}),
     ]
-    monkeypatch.setattr(progress, "read_progress", lambda cluster, partitions: polls.pop(0))
-    monkeypatch.setattr(progress, "_POLL_S", 0.001)
-    monkeypatch.setattr(progress, "_FIRST_POLL_S", 0.001)
+    monkeypatch.setattr(plans, "read_progress", lambda cluster, partitions: polls.pop(0))
+    monkeypatch.setattr(plans, "_POLL_S", 0.001)
+    monkeypatch.setattr(plans, "_FIRST_POLL_S", 0.001)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with CommandAdmin("127.0.0.1:1") as unused:
-        assert progress.wait_with_bar(unused, {at: (2,)}, None)
+        assert plans.wait_with_bar(unused, {at: (2,)}, None)
     assert polls == []
 
 

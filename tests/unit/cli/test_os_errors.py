@@ -66,7 +66,7 @@ def test_a_directory_whose_name_is_not_utf8_is_refused_before_it_is_made(tmp_pat
 def test_a_line_that_cannot_be_logged_prints_no_traceback() -> None:
     script = (
         "import logging\n"
-        "from kalda.broker.process import logs\n"
+        "from kalda.broker.process import loggers as logs\n"
         "logs.set_up('INFO', False)\n"
         "logging.getLogger('kalda.node').info('node 1 has stopped')\n"
     )

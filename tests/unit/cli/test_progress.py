@@ -54,7 +54,7 @@ def test_on_a_terminal_the_line_is_overwritten(
 
 @pytest.mark.parametrize(
     "name",
-    ["dump_log", "group_lag", "pipeline", "records.perf", "records.produce", "reassignment.progress", "sim", "verify"],
+    ["dump_log", "groups", "pipeline", "records.perf", "records.produce", "reassignment.plans", "sim", "verify"],
 )
 def test_commands_that_work_long_show_how_far_they_are(name: str) -> None:
     assert import_module(f"kalda.cli.{name}").ProgressLine is ProgressLine  # and ruff refuses it where it is not used

@@ -11,9 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.reassignment.documents import DocumentError, ReplicaTarget, read_plan, read_topics, to_document, to_text
-from kalda.cli.reassignment.execution import FOLLOWER_REPLICAS, LEADER_REPLICAS, Move, throttled_replicas
 from kalda.cli.reassignment.planner import Assignment, ReplicaBroker, plan
+from kalda.cli.reassignment.plans import (
+    FOLLOWER_REPLICAS,
+    LEADER_REPLICAS,
+    DocumentError,
+    Move,
+    ReplicaTarget,
+    read_plan,
+    read_topics,
+    throttled_replicas,
+    to_document,
+    to_text,
+)
 
 
 def topic(name: str, *replicas: tuple[int, ...]) -> Assignment:

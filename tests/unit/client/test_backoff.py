@@ -9,7 +9,7 @@ from consumer_world import Cluster, Member
 from model_cluster import World
 
 from kalda.base.errors import ErrorCode
-from kalda.clientcore.connections.backoff import Backoff
+from kalda.clientcore.connections.errors import Backoff
 from kalda.clientcore.producing.transaction_manager import TransactionManager
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalda.clientcore.producing.buffer_pool import BufferPool, Waiter
+from kalda.clientcore.producing.producer_batch import BufferPool, Waiter
 
 
 def nothing() -> None:

@@ -6,9 +6,8 @@ from typing import cast
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.clientcore.connections.backoff import Backoff
-from kalda.clientcore.connections.cluster_values import Address
-from kalda.clientcore.connections.metadata import ClusterMetadata
+from kalda.clientcore.connections.errors import Backoff
+from kalda.clientcore.connections.metadata import Address, ClusterMetadata
 from kalda.protocol.messages.metadata import (
     MetadataRequest,
     MetadataResponse,

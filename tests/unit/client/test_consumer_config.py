@@ -9,7 +9,7 @@ import pytest
 
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.configs.definition import InvalidConfig
-from kalda.clientcore.consuming.deserializers import deserializer_of
+from kalda.clientcore.serdes import deserializer_of
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 

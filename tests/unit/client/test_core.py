@@ -10,7 +10,7 @@ import pytest
 
 from kalda.assignors.stateless import Subscriber, assign_range
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.connections.cluster_values import Address, parse_bootstrap
+from kalda.clientcore.connections.metadata import Address, parse_bootstrap
 from kalda.clientcore.consuming.fetcher import aborted_batches
 from kalda.records.appending import murmur2
 from kalda.records.builder import build_batch

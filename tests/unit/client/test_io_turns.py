@@ -14,8 +14,8 @@ import pytest
 
 from kalda.base.errors import ApiError
 from kalda.client.transport import io_thread
+from kalda.client.transport.aio_face import IoLoop
 from kalda.client.transport.channels import Channels
-from kalda.client.transport.io_loop import IoLoop
 from kalda.client.transport.io_thread import IoThread
 from kalda.client.transport.shared_io import SharedIo
 from kalda.clientcore.connections.client_metrics import ClientMetrics

@@ -10,8 +10,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.sensors import SensorName
-from kalda.clientcore.connections.own_metrics import FIRST_MS, OwnMetrics
-from kalda.clientcore.connections.telemetry_push import Measured, by_names_of_telemetry
+from kalda.clientcore.connections.telemetry_push import FIRST_MS, Measured, OwnMetrics, by_names_of_telemetry
 from kalda.protocol.messages.admin import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kalda.clientcore.consuming.deserializers import deserializer_of
 from kalda.clientcore.producing.outbound_record import serializer_of
 from kalda.clientcore.producing.producer_errors import SerializationError
+from kalda.clientcore.serdes import deserializer_of
 from kalda.registry import Registry
 
 pytest.importorskip("confluent_kafka.schema_registry.avro", reason="needs kalda[registry]")

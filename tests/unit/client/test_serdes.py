@@ -11,11 +11,10 @@ import pytest
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import producer_config
-from kalda.clientcore.connections.cluster_values import Partition
-from kalda.clientcore.consuming.deserializers import deserializer_of
-from kalda.clientcore.interceptors import codec_of
+from kalda.clientcore.connections.metadata import Partition
 from kalda.clientcore.producing.outbound_record import Outgoing, ProducerRecord, serializer_of
 from kalda.clientcore.producing.producer_errors import SerializationError
+from kalda.clientcore.serdes import codec_of, deserializer_of
 
 PACKAGE = "org.apache.kafka.common.serialization."
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from model_cluster import World
 
-from kalda.clientcore.producing.sticky_partitioner import Candidates, Sticky, StickyPartitioner
+from kalda.clientcore.producing.accumulator import Candidates, Sticky, StickyPartitioner
 
 THREE = Candidates(3, (0, 1, 2))
 

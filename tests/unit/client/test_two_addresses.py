@@ -16,9 +16,9 @@ from scripted_broker import AcknowledgingBroker
 
 from kalda import Admin, Consumer, Producer, aio
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.connections.backoff import Backoff
-from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Close, Connect, ConnectionConfig, Connections, SocketAddress, Write
+from kalda.clientcore.connections.errors import Backoff
+from kalda.clientcore.connections.metadata import Broker
 from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header, encode_response

@@ -12,9 +12,9 @@ from scripted_broker import AcknowledgingBroker, ScriptedBroker
 from kalda import Admin, Consumer, Producer, aio
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.connections.backoff import Backoff
-from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import ConnectionConfig, Connections
+from kalda.clientcore.connections.errors import Backoff
+from kalda.clientcore.connections.metadata import Broker
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import encode_response

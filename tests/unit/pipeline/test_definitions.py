@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kalda.clientcore.connections.backoff import Backoff
+from kalda.clientcore.connections.errors import Backoff
 from kalda.pipeline.engine.engine import Engine, interval_s, running_alone, table_columns
 from kalda.pipeline.engine.query import StopEvent
 from kalda.pipeline.engine.runs import FlowReport, FlowState, Restarts

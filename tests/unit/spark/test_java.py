@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from kalda.client.transport.profiles import profiles_path, read_profiles
+from kalda.client.transport.config_files import profiles_path, read_profiles
 from kalda.spark import session
 from kalda.spark.java import (
     CpuWait,

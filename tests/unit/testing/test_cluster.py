@@ -23,7 +23,7 @@ from kalda.base.ids import TopicPartition
 from kalda.broker.process.node import Node, StartError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.testing import Cluster, plugin
-from kalda.testing.clients import consume_all
+from kalda.testing.cluster import consume_all
 from waiting import wait_until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

@@ -7,8 +7,7 @@ import json
 import pytest
 from hand_made import COMMITTED, UNKNOWN, A, log, read, transaction
 
-from kalda.verify.history import FinalLog, History, Seen
-from kalda.verify.history_file import FIRST_LINE, MalformedHistory, read_history, write_operation
+from kalda.verify.history import FIRST_LINE, FinalLog, History, MalformedHistory, Seen, read_history, write_operation
 
 LINES = [FIRST_LINE, write_operation(transaction("p", COMMITTED, (A, "x", 0))), write_operation(log(A, "x"))]
 

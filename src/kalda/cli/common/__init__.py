@@ -8,6 +8,6 @@
 - `metrics_pages`: pages of metrics that nodes serve
 - `completing`: what completes options, keys and names; the script for a shell
 - `quiet_spark`: the stderr of Spark without its banner and the tracebacks of closed pipes
-- `nouns`, `habits`: the classes of all commands, and what users of other tools type
+- `nouns`: the classes of all commands, and what users of other tools type
 - `version`: `kalda version`
 """

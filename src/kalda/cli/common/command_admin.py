@@ -14,7 +14,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.admin_client import Admin
 from kalda.clientcore.administration import Outcomes, Plan
-from kalda.clientcore.connections.cluster_values import Topic, parse_bootstrap
+from kalda.clientcore.connections.metadata import Topic, parse_bootstrap
 
 if TYPE_CHECKING:
     from kalda.client.admin.configs import ConfigResource

@@ -97,7 +97,7 @@ def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete:
     """The names of profiles; none where their file cannot be read."""
     del ctx, parameter
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.client.transport.profiles import read_profiles
+    from kalda.client.transport.config_files import read_profiles
 
     try:
         return [name for name in sorted(read_profiles()) if name.startswith(incomplete)]

@@ -1,5 +1,5 @@
-"""Where commands get the configuration of their clients: a profile (`client/transport/profiles.py`), a properties file,
-single keys.
+"""Where commands get the configuration of their clients: a profile (`client/transport/config_files.py`), a properties
+file, single keys.
 
 What comes later in this list wins: the profile (`--profile`, or `KALDA_PROFILE`), `--command-config FILE`,
 `-X KEY=VALUE`, and for the address `--bootstrap-server`. A key that no client has is an error; in a file, which other
@@ -26,7 +26,7 @@ def client_config(profile: str | None, path: str | None, pairs: Mapping[str, str
     config: dict[str, object] = {}
     if profile is not None:
         from kalda.base.configs.definition import InvalidConfig
-        from kalda.client.transport.profiles import read_profile
+        from kalda.client.transport.config_files import read_profile
 
         try:
             config |= read_profile(profile)
@@ -88,7 +88,7 @@ def profiles() -> None:
       kalda topics list --profile production
     """
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.client.transport.profiles import profiles_path, read_profiles
+    from kalda.client.transport.config_files import profiles_path, read_profiles
 
     try:
         found = read_profiles()

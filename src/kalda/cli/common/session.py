@@ -125,6 +125,7 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
     def run(
         profile: str | None, command_config: str | None, client_keys: tuple[str, ...], *args: Any, **options: Any
     ) -> None:
+
         from kalda.cli.common.profiles import client_config
 
         config = client_config(profile, command_config, parse_pairs("-X", client_keys))

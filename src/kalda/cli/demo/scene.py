@@ -18,7 +18,7 @@ from kalda.cli.demo.nodes import PARTITIONS, Nodes
 from kalda.cli.demo.recording import Mark, Recording, Sample
 from kalda.cli.demo.shop import ORDERS
 from kalda.cli.demo.windows import SALES
-from kalda.clientcore.connections.cluster_values import Topic
+from kalda.clientcore.connections.metadata import Topic
 
 _EVERY_S = 0.5
 _TIMEOUT_S = 3.0

@@ -3,7 +3,6 @@
 Only requests that Apache Kafka answers too are sent. Each check returns findings; none raises for what it finds.
 
 - `findings`: a finding, and its severity
-- `addresses`: names, ports, what a port speaks, certificates
 - `cluster`: brokers, partitions, quorum, versions, disks and clocks, as the cluster reports them
 - `host`: this host's limits, and a server.properties
 """

@@ -10,8 +10,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import addresses, clock_of
 from kalda.cli.common.output import counted
-from kalda.cli.health.addresses import examine, is_loopback
-from kalda.cli.health.findings import Finding, Severity, error, ok, warning
+from kalda.cli.health.findings import Finding, Severity, error, examine, is_loopback, ok, warning
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin

@@ -15,9 +15,8 @@ from kalda.base.configs.broker import BROKER
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
 from kalda.broker.process.disk import RealDisk
-from kalda.cli.health.addresses import certificate_end, is_loopback
 from kalda.cli.health.cluster import space
-from kalda.cli.health.findings import Finding, error, ok, warning
+from kalda.cli.health.findings import Finding, certificate_end, error, is_loopback, ok, warning
 from kalda.cli.local.ports import who_listens
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.config_providers import read_properties

@@ -8,7 +8,6 @@ controllers that were named are used. These files do not depend on the command l
 - `process`: one node's process: start, recognize, signal, measure
 - `nodes`: format and start the nodes that are not running, wait until all serve; stop one node after the other, and
   the last ones of a quorum together
-- `overview`: the state of each node
 - `single_node`: the node that `kalda server` makes without a file
 - `ports`: a node moved to other ports, and which process has a port
 - `log_lines`: the nodes' log files, merged and followed

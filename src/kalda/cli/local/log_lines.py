@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\] ")
 _BLOCK = 1 << 16
-_POLL_S = 0.2
+_FOLLOW_POLL_S = 0.2
 
 
 class LogLine(NamedTuple):
@@ -89,10 +89,10 @@ class LogFollower:
         return found
 
     def poll(self) -> Iterator[LogLine]:
-        """New lines until there are none, then a pause of `_POLL_S`."""
+        """New lines until there are none, then a pause of `_FOLLOW_POLL_S`."""
         while lines := self.new_lines():
             yield from lines
-        time.sleep(_POLL_S)
+        time.sleep(_FOLLOW_POLL_S)
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_pla
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.consumer.consumer import Consumer
-    from kalda.clientcore.connections.cluster_values import Topic
+    from kalda.clientcore.connections.metadata import Topic
     from kalda.records.consuming import Record
 
 _POLL_S = 0.2

@@ -268,7 +268,7 @@ def decoder_of(option: str, kind: str | None, registry_url: str | None = None) -
         if registry_url is None:
             raise click.UsageError(f"{option} {kind}: --registry URL is needed, where the schemas are")
         return _registry_decoder(registry_url, kind, is_key=option == "--key-as")
-    from kalda.clientcore.consuming.deserializers import deserializer_of
+    from kalda.clientcore.serdes import deserializer_of
 
     read = deserializer_of(option, kind)
     assert read is not None, f"{kind} is not bytes"

@@ -32,8 +32,7 @@ from types import TracebackType
 from typing import Any
 
 from kalda.client.transport.held_signals import held_signals
-from kalda.verify.history import Fault, Operation
-from kalda.verify.history_file import write_operation
+from kalda.verify.history import Fault, Operation, write_operation
 
 _FORK = get_context("fork")
 _TICK_S = 0.05

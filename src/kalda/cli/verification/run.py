@@ -13,7 +13,18 @@ from kalda.base.configs.producer import PRODUCER
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.cli.verification.loops import Loop
+from kalda.cli.verification.clients import (
+    CommittedReader,
+    GroupSource,
+    Ledger,
+    LedgerWriter,
+    Loop,
+    MemberSource,
+    consumer_of,
+    read_of,
+    sample,
+    seen,
+)
 from kalda.cli.verification.processes import (
     Phase,
     Processes,
@@ -25,26 +36,15 @@ from kalda.cli.verification.processes import (
     now_us,
     recorded_lines,
 )
-from kalda.cli.verification.sources import (
-    CommittedReader,
-    GroupSource,
-    MemberSource,
-    consumer_of,
-    read_of,
-    sample,
-    seen,
-)
-from kalda.cli.verification.writers import Ledger, LedgerWriter
 from kalda.client.admin.topics import NewTopic
 from kalda.client.producer.delivery import DeliveryFuture
 from kalda.client.producer.producer import Producer
 from kalda.client.transport.config_files import keys_of
-from kalda.clientcore.consuming.commits import GroupMetadata
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, FatalTransactionError
 from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.builder import NewRecord
-from kalda.verify.history import FinalLog, FinalOffset, OffsetSample, Operation, Seen, Settings
-from kalda.verify.history_file import FIRST_LINE
+from kalda.verify.history import FIRST_LINE, FinalLog, FinalOffset, OffsetSample, Operation, Seen, Settings
 
 # A producer of transactions with the calls of a `Ledger`, over the blocking producer.
 

@@ -12,7 +12,7 @@ from kalda.base.configs.admin import AdminConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.transport.driven import Driven
 from kalda.clientcore.administration import AdminCore, Plan
-from kalda.clientcore.connections.backoff import Random
+from kalda.clientcore.connections.errors import Random
 from kalda.clientcore.consuming.consumer_errors import Operation
 
 _numbers = itertools.count(1)

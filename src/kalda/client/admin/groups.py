@@ -33,7 +33,7 @@ from kalda.clientcore.administration import (
     single,
 )
 from kalda.clientcore.connections.errors import refused
-from kalda.clientcore.consuming.commits import (
+from kalda.clientcore.consuming.positions import (
     MAX_OFFSET_COMMIT,
     MAX_OFFSET_FETCH,
     GroupMetadata,

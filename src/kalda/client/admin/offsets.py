@@ -8,7 +8,7 @@ from typing import Any
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, by_topic, error_in, leader_of, per_item
-from kalda.clientcore.connections.cluster_values import FoundOffset
+from kalda.clientcore.connections.metadata import FoundOffset
 from kalda.protocol.messages.partitions import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kalda.client.admin.topics import CreatedTopic, NewTopic
     from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
     from kalda.clientcore.administration import Outcomes, Plan
-    from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
+    from kalda.clientcore.connections.metadata import FoundOffset, Topic
     from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 
 Partition = TypeVar("Partition", bound=tuple[str, int])

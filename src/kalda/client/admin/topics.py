@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.clientcore.administration import ANY, PAUSE, Ask, Outcomes, Plan, any_broker, error_in, per_item, single
-from kalda.clientcore.connections.cluster_values import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
 from kalda.clientcore.connections.errors import UnknownTopic, refused
+from kalda.clientcore.connections.metadata import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
 from kalda.protocol.messages.metadata import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsRequestCursor,

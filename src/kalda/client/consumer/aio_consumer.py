@@ -30,7 +30,7 @@ from kalda.client.consumer.consumer_calls import (
     Partition,
     require_subscription,
 )
-from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
+from kalda.clientcore.connections.metadata import FoundOffset, Topic
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven, Steps
-from kalda.client.transport.aio_face import AioFace
-from kalda.client.transport.io_loop import IoLoop
+from kalda.client.transport.aio_face import AioFace, IoLoop
 from kalda.clientcore.subscribed_core import SubscribedCore
 
 FOREVER_S = 3600.0 * 24 * 365

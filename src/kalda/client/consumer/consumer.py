@@ -35,7 +35,7 @@ from kalda.client.consumer.consumer_calls import (
     require_subscription,
 )
 from kalda.client.transport.channels import monotonic_ms
-from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
+from kalda.clientcore.connections.metadata import FoundOffset, Topic
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.messages.partitions import OffsetSpec

@@ -17,11 +17,11 @@ from kalda.base.ids import TopicPartition, can_be_requested
 from kalda.client.consumer.common_calls import CommonCalls, K, Steps, V, Wait, with_deserializers
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.consumer import ConsumerCore, SubscriptionPattern
-from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.fetcher import Taken
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, OffsetAndEpoch, SubscriptionKind
 from kalda.clientcore.groups.membership import Call, Callback
-from kalda.clientcore.interceptors import close_all, interceptors_of
+from kalda.clientcore.serdes import close_all, interceptors_of
 from kalda.protocol.messages.partitions import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 

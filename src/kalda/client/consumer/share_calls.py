@@ -16,9 +16,9 @@ from kalda.base.share_states import AcknowledgeType
 from kalda.client.consumer.common_calls import CommonCalls, K, Steps, V, Wait, with_deserializers
 from kalda.client.transport.config_files import read_config
 from kalda.clientcore.consuming.consumer_errors import Operation
-from kalda.clientcore.interceptors import close_all
+from kalda.clientcore.serdes import close_all
 from kalda.clientcore.share_consumer import ShareConsumerCore
-from kalda.clientcore.sharing.acknowledgements import Run
+from kalda.clientcore.sharing.held_records import Run
 from kalda.clientcore.sharing.share_chunks import TakenColumns
 from kalda.records.consuming import Record, RecordIterator
 

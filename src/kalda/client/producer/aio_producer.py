@@ -20,10 +20,9 @@ from kalda.base.configs.producer import PRODUCER, producer_config
 from kalda.base.errors import ApiError, CallTimeout
 from kalda.client.producer.delivery import leaves
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
-from kalda.client.transport.aio_face import AioFace
+from kalda.client.transport.aio_face import AioFace, IoLoop
 from kalda.client.transport.config_files import read_config
-from kalda.client.transport.io_loop import IoLoop
-from kalda.clientcore.connections.cluster_values import Partition
+from kalda.clientcore.connections.metadata import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.outbound_record import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten

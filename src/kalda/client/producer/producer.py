@@ -38,7 +38,7 @@ from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
 from kalda.client.transport.faces import BlockingFace
 from kalda.client.transport.shared_io import SharedIo
-from kalda.clientcore.connections.cluster_values import Partition
+from kalda.clientcore.connections.metadata import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.accumulator import TopicState
 from kalda.clientcore.producing.outbound_record import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord

@@ -13,8 +13,8 @@ from kalda.base.ids import is_topic_name
 from kalda.base.sensors import Counter
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.faces import ClientFace
-from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.connections.metadata import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.outbound_record import Outgoing, ProducerRecord
 from kalda.clientcore.producing.producer_batch import ProducerBatch, unwritten

@@ -15,7 +15,7 @@ from kalda.client.transport.channels import monotonic_ms
 
 if TYPE_CHECKING:
     from kalda.client.transport.driven import Driven
-    from kalda.clientcore.connections.own_metrics import OwnMetrics
+    from kalda.clientcore.connections.telemetry_push import OwnMetrics
 
 
 class ClientHost:

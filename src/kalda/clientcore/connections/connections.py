@@ -35,10 +35,9 @@ from typing import Any, NamedTuple, Protocol
 from kalda.base.allocation import new_tuple
 from kalda.base.configs.client import ClientConfig
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics, NodeTraffic
-from kalda.clientcore.connections.cluster_values import Address, Broker
-from kalda.clientcore.connections.errors import UnresolvedBootstrap
+from kalda.clientcore.connections.errors import Backoff, Random, UnresolvedBootstrap
+from kalda.clientcore.connections.metadata import Address, Broker
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import (
     Call,

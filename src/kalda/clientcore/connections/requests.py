@@ -17,11 +17,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.connections.backoff import Backoff
-from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Connections, OnDone
-from kalda.clientcore.connections.errors import refused
-from kalda.clientcore.connections.metadata import ClusterMetadata
+from kalda.clientcore.connections.errors import Backoff, refused
+from kalda.clientcore.connections.metadata import Broker, ClusterMetadata
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request
 

@@ -2,10 +2,7 @@
 
 - `subscription`: what a consumer reads, and where it is in each partition
 - `fetcher`: records fetched ahead, and handed out in order
-- `fetch_sessions`: incremental fetch sessions
 - `positions`: committed offsets, resets, validation by leader epoch, offsets by time
-- `commits`: the requests that commit and read offsets
-- `deserializers`: bytes to keys and values
 - `consumer_errors`: what a consumer raises, and operations that take several steps
 - `consumer_metrics`: a consumer's metrics, by Kafka's names
 """

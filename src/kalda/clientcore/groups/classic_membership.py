@@ -36,9 +36,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
-from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.clientcore.consuming.subscription import Subscription, SubscriptionKind
 from kalda.clientcore.groups.membership import (
     Call,

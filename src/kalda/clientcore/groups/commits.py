@@ -25,7 +25,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
-from kalda.clientcore.consuming.commits import (
+from kalda.clientcore.consuming.consumer_errors import CommitFailed, Operation
+from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
+from kalda.clientcore.consuming.positions import (
     FENCED,
     MAX_OFFSET_COMMIT,
     MAX_OFFSET_FETCH,
@@ -35,8 +37,6 @@ from kalda.clientcore.consuming.commits import (
     committed_request,
     read_committed,
 )
-from kalda.clientcore.consuming.consumer_errors import CommitFailed, Operation
-from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.groups.membership import Membership
 from kalda.protocol.messages.groups import OffsetCommitRequest

@@ -27,9 +27,9 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.clientcore.connections.client_metrics import Series
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
-from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.clientcore.consuming.subscription import Subscription
 from kalda.protocol.notation import Request
 

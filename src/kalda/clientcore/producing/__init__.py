@@ -2,9 +2,7 @@
 
 - `outbound_record`: interceptors, serializers, partitioners, the size of a record
 - `row_batches`: rows of Arrow tables as batches
-- `sticky_partitioner`: the partition of records without a key
 - `accumulator`: batches that wait to be sent, in queues, and when they are due
-- `buffer_pool`: their memory
 - `producer_batch`: one batch: its records, its header, what becomes of it
 - `idempotence`: sequence numbers, and their repair
 - `transactions`: sequence numbers under the epochs of transactions, and the requests of those

@@ -14,11 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from kalda.base.allocation import new_tuple
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
-from kalda.clientcore.connections.cluster_values import Partition
-from kalda.clientcore.interceptors import close_all, codec_of, interceptors_of
+from kalda.clientcore.connections.metadata import Partition
 from kalda.clientcore.producing.producer_batch import RecordMetadata, encode_headers
 from kalda.clientcore.producing.producer_errors import RecordTooLarge, SerializationError
-from kalda.clientcore.serdes import serde_of
+from kalda.clientcore.serdes import close_all, codec_of, interceptors_of, serde_of
 from kalda.records.appending import HEADER_SIZE, NO_HEADERS, RECORD_OVERHEAD, murmur2
 
 # Keys and values to bytes: what `key.serializer` and `value.serializer` may be.

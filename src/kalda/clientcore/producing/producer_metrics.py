@@ -16,7 +16,7 @@ from kalda.clientcore.producing.producer_batch import ProducerBatch
 from kalda.records.batch import HEADER_SIZE
 
 if TYPE_CHECKING:
-    from kalda.clientcore.producing.buffer_pool import BufferPool
+    from kalda.clientcore.producing.producer_batch import BufferPool
 
 TOPIC_GROUP = "producer-topic-metrics"
 _MS_PER_S = 1000.0

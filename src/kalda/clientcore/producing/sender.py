@@ -37,10 +37,9 @@ from kalda.base.allocation import new_tuple
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Connections
 from kalda.clientcore.connections.errors import ADVICE
-from kalda.clientcore.connections.metadata import ClusterMetadata
+from kalda.clientcore.connections.metadata import Broker, ClusterMetadata
 from kalda.clientcore.producing.accumulator import Accumulator
 from kalda.clientcore.producing.idempotence import Idempotence
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.connections.backoff import Backoff
-from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.connections.errors import Backoff, refused
 from kalda.clientcore.connections.requests import MAX_FIND_COORDINATOR
 from kalda.clientcore.producing.idempotence import DENIED
 from kalda.clientcore.producing.producer_errors import (

@@ -22,7 +22,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.connections.cluster_values import Broker
+from kalda.clientcore.connections.metadata import Broker
 from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.producing.accumulator import Accumulator
 from kalda.clientcore.producing.idempotence import Idempotence

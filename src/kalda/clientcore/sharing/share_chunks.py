@@ -16,8 +16,7 @@ from kalda.base.errors import CorruptRecord
 from kalda.base.share_states import AcknowledgeType
 from kalda.clientcore.consuming.consumer_errors import UndecodableRecord
 from kalda.clientcore.consuming.fetcher import Taken, section_reader
-from kalda.clientcore.sharing.acknowledgements import Run
-from kalda.clientcore.sharing.held_records import ShareSource
+from kalda.clientcore.sharing.held_records import Run, ShareSource
 from kalda.protocol.messages.share import ShareFetchResponsePartitionData
 from kalda.records.batch import BatchHeader, check_crc, iter_batches
 from kalda.records.builder import with_range

@@ -16,7 +16,7 @@ from enum import StrEnum
 from random import random
 from typing import Any, Final
 
-from kalda.clientcore.connections.backoff import Backoff
+from kalda.clientcore.connections.errors import Backoff
 from kalda.pipeline.engine.query import moment_ms
 from kalda.pipeline.files import Place, read_state, replace_text
 from kalda.pipeline.projects.specification import Specification

@@ -31,7 +31,7 @@ from random import random
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from kalda.clientcore.connections.backoff import Backoff
+from kalda.clientcore.connections.errors import Backoff
 from kalda.network.server.http import Page
 from kalda.pipeline.engine.engine import RunOptions, run_project, running_alone
 from kalda.pipeline.engine.query import StopEvent

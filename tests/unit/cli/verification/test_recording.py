@@ -18,8 +18,7 @@ from kalda.cli.verification.processes import (
     finish,
     recorded_lines,
 )
-from kalda.verify.history import Fault, OffsetSample, Operation
-from kalda.verify.history_file import write_operation
+from kalda.verify.history import Fault, OffsetSample, Operation, write_operation
 
 A = TopicPartition("t", 0)
 

@@ -14,8 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.commands import cli
 from kalda.cli.verification import run as runs
 from kalda.cli.verification.run import VerificationPlan
-from kalda.verify.history import Operation
-from kalda.verify.history_file import FIRST_LINE, write_operation
+from kalda.verify.history import FIRST_LINE, Operation, write_operation
 
 SOUND: list[Operation] = [transaction("p", COMMITTED, (A, "x", 0)), log(A, "x")]
 LOST: list[Operation] = [transaction("p", COMMITTED, *[(A, f"x{n}", n) for n in range(7)]), log(A)]

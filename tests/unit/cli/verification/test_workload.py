@@ -10,9 +10,8 @@ from toy_cluster import ToyCluster, ToyProducer, ToySource
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.loops import Loop
-from kalda.cli.verification.writers import Ledger, LedgerWriter
-from kalda.clientcore.consuming.commits import GroupMetadata
+from kalda.cli.verification.clients import Ledger, LedgerWriter, Loop
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.clientcore.producing.producer_errors import AbortableTransactionError, ProducerFencedError
 from kalda.verify.history import Append, History, Operation, Outcome, Transaction
 from kalda.verify.rules import Rule, Verdict, judge

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.loops import ReadBatch
-from kalda.clientcore.consuming.commits import GroupMetadata
+from kalda.cli.verification.clients import ReadBatch
+from kalda.clientcore.consuming.positions import GroupMetadata
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, Seen
 
