@@ -2,8 +2,8 @@
 refusals are those of Spark's Kafka source.
 
 `option("kalda.connection", "production")` stands for the keys of that profile (`client/transport/config_files.py`),
-which Spark's driver reads: a definition, a plan and Spark's event log have its name alone. An option that is given beside it
-wins; keys that the client does not have belong to other programs, and are left out.
+which Spark's driver reads: a definition, a plan and Spark's event log have its name alone. An option that is given
+beside it wins; keys that the client does not have belong to other programs, and are left out.
 
 An unknown option is refused, since a misspelt one would silently read something else. Options with the prefix `kafka.`
 are the configuration of the consumers, by Kafka's keys. Options that configure the caches of Spark's source, and have

@@ -265,8 +265,8 @@ class _ClusterState:
 
 
 def describe_nodes(layout: ClusterLayout) -> ClusterView:
-    """The state of the nodes. Waits for answers of the cluster at most `_OVERVIEW_TIMEOUT_MS`, and does not raise where no
-    node answers."""
+    """The state of the nodes. Waits for answers of the cluster at most `_OVERVIEW_TIMEOUT_MS`, and does not raise where
+    no node answers."""
     pids = {place.node_id: process_of(layout, place).pid() for place in layout.nodes}
     state: _ClusterState | None = None
     problem = None
