@@ -27,7 +27,7 @@ from topics import append
 from kalda import Admin, Consumer, Producer
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.pipeline import files
+from kalda.pipeline import files, records_of
 from kalda.pipeline.engine.engine import RunOptions, RunResult, run_project
 from kalda.pipeline.engine.runs import FlowReport
 from kalda.pipeline.engine.status import statuses
@@ -38,7 +38,6 @@ from kalda.pipeline.generators.load import QUARANTINE, Lake, LoadSettings
 from kalda.pipeline.generators.replay import ReplaySettings, replay
 from kalda.pipeline.generators.snapshot import Snapshot, SnapshotTable
 from kalda.pipeline.session import PipelineError, prepare
-from kalda.pipeline.topics import records_of
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
