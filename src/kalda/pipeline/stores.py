@@ -1,25 +1,32 @@
 """Directories and files in an object store (S3, GCS, ADLS) or in HDFS, without Spark and Java: by pyarrow.
 
-A `StorePath` has the part of `pathlib.Path` that a pipeline needs, so that code takes either. Of S3, keys are Hadoop's,
-as Spark has them (`spark.hadoop.fs.s3a.endpoint`): Kalda and Spark reach the same place with the same rights. Without
-keys both look where the cloud's own tools do: in the environment, in their files, on the machine. Of GCS and ADLS this
-file does so in any case, but for an account's key.
+A `StorePath` has the part of `pathlib.Path` that a pipeline needs, so that code takes either. Keys are Hadoop's, as
+Spark has them (`spark.hadoop.fs.s3a.endpoint`, `fs.gs.auth.type`, `fs.azure.account.key`): Kalda and Spark reach the
+same place with the same rights. Without keys both look where the cloud's own tools do: in the environment, in their
+files, on the machine; of ADLS only Kalda does, since Hadoop has no such way.
 
 Not obvious:
 
 - What is written is there whole or not at all, and whoever reads later has it: the stores promise both. HDFS does not
   promise the first, so state is not kept there.
+- pyarrow takes Google's credentials from a file that the environment names, when a file system is made. So the
+  variable is set for that moment.
 - What is not there is a `FileNotFoundError`; all else that a store answers is `Unavailable`, which no caller takes for
   an absent file.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -40,12 +47,35 @@ _MODULES: Final = {
 }
 """By scheme: the module of Hadoop that Spark needs."""
 SCHEMES: Final = ("s3", *_MODULES)
+_ENDPOINT_KEYS: Final = {
+    "s3a": "fs.s3a.endpoint",
+    "gs": "fs.gs.storage.root.url",
+    "abfs": "fs.azure.abfs.endpoint",
+    "abfss": "fs.azure.abfs.endpoint",
+}
+"""By scheme: what names a store that is not the cloud's own. Of GCS, Google's connector alone has it."""
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _REGION: Final = "us-east-1"
 """Of a store that is not Amazon's, where nothing says another one."""
 _ANONYMOUS: Final = "AnonymousAWSCredentialsProvider"
 _CONNECT_S: Final = 5.0
+_GOOGLE_RETRIES: Final = timedelta(seconds=10)
+_GOOGLE_CREDENTIALS: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+_GOOGLE_FILES: Final = {
+    "SERVICE_ACCOUNT_JSON_KEYFILE": "auth.service.account.json.keyfile",
+    "WORKLOAD_IDENTITY_FEDERATION_CREDENTIAL_CONFIG_FILE": "auth.workload.identity.federation.credential.config.file",
+}
+"""By `fs.gs.auth.type`: the key that names the file of credentials."""
+_USER: Final = {
+    "client_id": "auth.client.id",
+    "client_secret": "auth.client.secret",
+    "refresh_token": "auth.refresh.token",
+}
+"""What Google's file of a user has, and the key of each."""
+_SAID: Final = re.compile(r"AWS Error |Azure Error: |with a last message of |underlying error message was: ")
+"""In an answer of a store: what is before the part that says what is wrong."""
+_environment_lock: Final = threading.Lock()
 
 
 def is_uri(text: str) -> bool:
@@ -101,6 +131,11 @@ class StorePath:
         return _MODULES[self.scheme]
 
     @property
+    def defaults(self) -> dict[str, str]:
+        """Settings of Spark with which it looks for credentials where the cloud's own tools do."""
+        return {f"{_HADOOP}fs.gs.auth.type": "APPLICATION_DEFAULT"} if self.scheme == "gs" else {}
+
+    @property
     def keeps_state(self) -> bool:
         """Whether a file that is written there is whole or absent."""
         return self.scheme != "hdfs"
@@ -108,7 +143,7 @@ class StorePath:
     @property
     def identity(self) -> str:
         """Of one place in all stores: buckets of two endpoints may have the same name."""
-        return f"{dict(self._keys).get('fs.s3a.endpoint', '')} {self}"
+        return f"{dict(self._keys).get(_ENDPOINT_KEYS.get(self.scheme, ''), '')} {self}"
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}/{self.key}".rstrip("/")
@@ -158,12 +193,10 @@ class StorePath:
                 raise
 
     def remove(self) -> None:
-        """All that is in it."""
-        try:
-            with self._answering() as system:
+        """All that is in it, if there is anything."""
+        if self.exists():  # else GCS would say what an error of any other kind looks like
+            with suppress(FileNotFoundError), self._answering() as system:
                 system.delete_dir(self._path)
-        except FileNotFoundError:
-            return
 
     def problem(self) -> str | None:
         """Why nothing can be read there; None where it can be."""
@@ -200,10 +233,10 @@ class StorePath:
         except FileNotFoundError:
             raise
         except (OSError, pyarrow.ArrowException) as error:
-            said = str(error).splitlines()[0]
+            said = _SAID.split(str(error).partition(" error_info=")[0])[-1].splitlines()[0]
             if "Unable to load lib" in said:
                 said += "; JAVA_HOME and HADOOP_HOME, or ARROW_LIBHDFS_DIR and CLASSPATH, say where a Hadoop is"
-            raise Unavailable(f"{self}: {said.rpartition('AWS Error ')[2][:300]}") from error
+            raise Unavailable(f"{self}: {said[:300]}") from error
 
 
 @lru_cache(maxsize=64)
@@ -215,11 +248,11 @@ def _opened(scheme: str, bucket: str, keys: tuple[tuple[str, str], ...]) -> Any:
     if scheme == "s3a":
         return fs.S3FileSystem(**_of_s3(bucket, known), connect_timeout=_CONNECT_S, allow_delayed_open=True)
     if scheme == "gs":
-        return fs.GcsFileSystem()
+        with _google_credentials(known):
+            return fs.GcsFileSystem(**_of_gcs(known), retry_time_limit=_GOOGLE_RETRIES)
     if scheme == "hdfs":
         return fs.HadoopFileSystem.from_uri(f"hdfs://{bucket}")
-    account = bucket.partition("@")[2]
-    return fs.AzureFileSystem(account.partition(".")[0], known.get(f"fs.azure.account.key.{account}"))
+    return fs.AzureFileSystem(**_of_azure(scheme, bucket.partition("@")[2], known))
 
 
 def _of_s3(bucket: str, known: Mapping[str, str]) -> dict[str, Any]:
@@ -243,3 +276,75 @@ def _of_s3(bucket: str, known: Mapping[str, str]) -> dict[str, Any]:
         "endpoint_override": endpoint.rpartition("://")[2].rstrip("/") or None,
         "force_virtual_addressing": key("path.style.access") == "false",
     }
+
+
+def _of_gcs(known: Mapping[str, str]) -> dict[str, Any]:
+    scheme, _, endpoint = known.get(_ENDPOINT_KEYS["gs"], "").rpartition("://")
+    return {
+        "anonymous": _google_key(known, "auth.type") == "UNAUTHENTICATED",
+        "scheme": scheme or None,
+        "endpoint_override": endpoint.rstrip("/") or None,
+    }
+
+
+def _google_key(known: Mapping[str, str], name: str) -> str | None:
+    return known.get(f"fs.gs.{name}") or known.get(f"google.cloud.{name}")
+
+
+@contextmanager
+def _google_credentials(known: Mapping[str, str]) -> Iterator[None]:
+    """The environment names the file of credentials that the keys say, if they say any."""
+    kind = _google_key(known, "auth.type") or ""
+    with ExitStack() as stack:
+        if kind == "USER_CREDENTIALS":
+            user = {name: _google_key(known, key) or "" for name, key in _USER.items()}
+            if address := _google_key(known, "token.server.url"):
+                user["token_uri"] = address
+            file = stack.enter_context(NamedTemporaryFile("w", suffix=".json"))  # no other user can read it
+            json.dump({"type": "authorized_user", **user}, file)
+            file.flush()
+            given: str | None = file.name
+        else:
+            given = _google_key(known, _GOOGLE_FILES[kind]) if kind in _GOOGLE_FILES else None
+        stack.enter_context(_environment_lock)
+        before = os.environ.get(_GOOGLE_CREDENTIALS)
+        if given is not None:
+            os.environ[_GOOGLE_CREDENTIALS] = given
+        try:
+            yield
+        finally:
+            if given is not None:
+                del os.environ[_GOOGLE_CREDENTIALS]
+            if before is not None:
+                os.environ[_GOOGLE_CREDENTIALS] = before
+
+
+def _of_azure(scheme: str, account: str, known: Mapping[str, str]) -> dict[str, Any]:
+    """`account`: with the domain of its cloud. Without keys, and with a way to log in that only Hadoop has, Azure's
+    library looks in the environment and on the machine."""
+    name, _, domain = account.partition(".")
+
+    def key(name: str) -> str | None:
+        """A key of this account, or of all."""
+        return known.get(f"fs.azure.{name}.{account}") or known.get(f"fs.azure.{name}")
+
+    found: dict[str, Any] = {"account_name": name}
+    provider = (key("account.oauth.provider.type") or "").rpartition(".")[2]
+    match key("account.auth.type") or "SharedKey", provider:
+        case "SharedKey", _:
+            found["account_key"] = key("account.key")
+        case "SAS", _:
+            found["sas_token"] = key("sas.fixed.token")
+        case "OAuth", "ClientCredsTokenProvider":
+            found["client_id"] = key("account.oauth2.client.id")
+            found["client_secret"] = key("account.oauth2.client.secret")
+            # https://login.microsoftonline.com/TENANT/oauth2/token
+            found["tenant_id"] = urlsplit(key("account.oauth2.client.endpoint") or "").path.strip("/").partition("/")[0]
+        case "OAuth", "MsiTokenProvider":
+            found["client_id"] = key("account.oauth2.client.id")
+    cloud = domain.partition(".")[2]
+    transport = "http" if scheme == "abfs" and key("always.use.https") == "false" else "https"
+    for service in ("blob", "dfs"):
+        found[f"{service}_storage_authority"] = known.get(_ENDPOINT_KEYS["abfs"]) or f".{service}.{cloud}"
+        found[f"{service}_storage_scheme"] = transport
+    return found

@@ -63,7 +63,10 @@ class Specification:
         """What the configuration has for Spark, and what its file systems need beside that. Raises `PipelineError`."""
         own = {name: value for name, value in self.configuration.items() if name.startswith("spark.")}
         has_store = self.stores or CONNECTION in self.configuration
-        return {**(store_settings(self.configuration) if has_store else {}), **own}
+        found = store_settings(self.configuration) if has_store else {}
+        for each in self.stores:
+            found = each.defaults | found
+        return found | own
 
     @property
     def stores(self) -> list[StorePath]:
