@@ -1,4 +1,4 @@
-"""`kalda cluster status`, `logs`, `down`: a cluster of processes on this host. `cluster_up.py` starts it."""
+"""`kalda cluster status`, `logs`, `down`: a cluster of processes on this host. `cluster.py` starts it."""
 
 from __future__ import annotations
 

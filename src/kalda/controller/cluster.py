@@ -2,7 +2,7 @@
 
 The epoch of a registration is the offset at which its records begin. Every request of the broker carries the epoch, so
 requests of an earlier incarnation are recognized and refused. A broker registers fenced and reads the metadata up to
-its own registration record; its next heartbeat unfences it (`heartbeats.py`).
+its own registration record; its next heartbeat unfences it (`BrokerHeartbeats`).
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class UncleanHolds:
 
     Unclean elections that wait until a broker's session would have ended by time.
 
-    A broker whose listener refuses connections is fenced at once (`probes.py`). The refusal may be wrong: then the
+    A broker whose listener refuses connections is fenced at once (`liveness.py`). The refusal may be wrong: then the
     broker is alive, and its next heartbeat unfences it. Fencing is harmless, but an unclean election in its place is
     not: it drops records that this broker, the last member of the ISR, has acknowledged. So such a broker is *held*:
     as long as its session would have lasted, no partition that may need its records elects a leader uncleanly by

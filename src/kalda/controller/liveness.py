@@ -1,7 +1,7 @@
 """Which brokers are alive, as the active controller decides it, and what happens to the others.
 
-A broker is alive while its session lasts, which each heartbeat starts anew (`heartbeats.py`). It is fenced when its
-session has ended, or earlier where its process is found to be dead (`probes.py`). All of this is soft state: it is
+A broker is alive while its session lasts, which each heartbeat starts anew (`BrokerHeartbeats`). It is fenced when its
+session has ended, or earlier where its process is found to be dead (`Probes`). All of this is soft state: it is
 made anew when a controller becomes active, and is not in the log.
 
 Invariants:

@@ -7,7 +7,7 @@ a leader stamps them without a new checksum.
 
 Magic 0 and 1, which Kafka wrote before 0.11 and reads to this day: offset, length, CRC32 of all that follows it, magic,
 attributes, in magic 1 a timestamp, key and value. Such a message is a batch of one record, or, where it is compressed,
-of the messages in its value (`legacy.py`), of which it has the last offset and the largest timestamp. `read_header`
+of the messages in its value, of which it has the last offset and the largest timestamp. `read_header`
 returns that as `base_offset` with a delta of 0: where the first of several records is, only their bytes say.
 
 Invariants of a header that `read_header` returned: magic is 0, 1 or 2 and the length covers at least the header.

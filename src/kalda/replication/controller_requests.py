@@ -189,7 +189,7 @@ class _Item(NamedTuple):
 class AlterPartitionQueue:
     """ISR changes on their way to the controller (AlterPartition, KIP-497).
 
-    Every partition has at most one proposal waiting, and all that wait go in one request (`controller_queue`). The
+    Every partition has at most one proposal waiting, and all that wait go in one request (`ControllerQueue`). The
     proposer gets the outcome, unless the controller could not decide: then the proposal is sent again. A driver.
 
     The ISR proposals of one broker.

@@ -7,7 +7,7 @@ KIP-848, or each of them at times the one and at times the other; then the group
 
 The guarantees of a group: a committed offset never decreases, for any member that fetches it; so a commit of a member
 of an earlier generation changes nothing. And no record is skipped: every record below the committed offset was read by
-some member. What `ownership` promises holds for members of the consumer protocol.
+some member. What `Ownership` promises holds for members of the consumer protocol.
 
 A commit without a response may still be carried out, even after later ones of the same generation, since commits have
 no sequence number. So after a request to commit whose outcome is unknown, a member makes no other commit; it leaves the
@@ -348,7 +348,7 @@ def judge(group: SimGroup, partition: TopicPartition, log: dict[int, bytes]) -> 
 # What a group promises:
 #
 # - a task runs in one member at most, and a process has one copy of it at most, so that no standby copy is beside the
-#   task that runs: in one epoch, and of what members have at a time (`ownership`);
+#   task that runs: in one epoch, and of what members have at a time (`Ownership`);
 # - no task is assigned that the topology does not have;
 # - in the end all members are in one epoch, every task runs in one of them, and those with state have their standby
 #   copies.

@@ -2,7 +2,7 @@
 
 The members send heartbeats and read nothing; all of them are in one client process, so that thousands fit into a seed.
 They join, one of them leaves, and the group's coordinator is killed and starts again. Each time the group must be
-stable within `SETTLED_S`: all members in one epoch, every partition with one member. `ownership` holds throughout.
+stable within `SETTLED_S`: all members in one epoch, every partition with one member. `Ownership` holds throughout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Consumer groups (KIP-848): the replayed state of one, and all of one partition of `__consumer_offsets`.
 
 Every change of what its members subscribe to, or of those topics, raises the group epoch. Each member comes to the
-assignment epoch when it has given back what it must (`reconciliation.py`); offsets of another epoch are refused.
+assignment epoch when it has given back what it must (`consumer_protocol.py`); offsets of another epoch are refused.
 
 Two timers a member. Its session ends where no heartbeat comes for `consumer.session.timeout.ms`; a member that must
 give partitions back and does not within its rebalance timeout is fenced too. Both begin when the partition is loaded.

@@ -308,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
         return last.answered
 
     def begin_answer(self, begin: Callable[[], Pending[T]]) -> Pending[T]:
-        """Begin to make an answer that may be large, when there is room for it; see `answer_memory`."""
+        """Begin to make an answer that may be large, when there is room for it; see `peer_memory`."""
         return self._listener.answers.make(begin)
 
     def send_to_follower(self) -> None:

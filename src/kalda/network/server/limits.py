@@ -101,7 +101,7 @@ class NodeLimits:
     queued_max_request_bytes: int = -1
     """queued.max.request.bytes: size of the requests of all connections, arriving or unanswered; -1: unlimited"""
     max_unread_bytes: int = 256 * 1024 * 1024
-    """Of answers in memory that peers have not read, of all connections; see `answer_memory`."""
+    """Of answers in memory that peers have not read, of all connections; see `peer_memory`."""
     max_logins: int = 1_000
     """kalda.max.unauthenticated.connections"""
     login_timeout_ms: int = 30_000

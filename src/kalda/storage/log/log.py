@@ -103,8 +103,8 @@ _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
 class Log(LogState):
-    """Made by `Log.open`. What else is done with a log is done by functions that take one: `truncation`, `retention`,
-    `snapshot_jobs`, `compaction`."""
+    """Made by `Log.open`. What else is done with a log is done by functions that take one: `deletion`, `snapshot_jobs`,
+    `compaction`."""
 
     __slots__ = ("_jitter", "_rules", "verify_transactions")
 

@@ -15,7 +15,7 @@ Invariants, at every moment that another callback can run:
 | high watermark | is committed | replication | replication and truncation |
 | log end | has been appended | each append | truncation |
 
-On disk, each in a checkpoint of the log directory (`log_dir.py`), written now and then: the recovery point, or a lower
+On disk, each in a checkpoint of the log directory (`log_dirs.py`), written now and then: the recovery point, or a lower
 one (`Unsynced.checkpoint_recovery_point`); the log start offset, where no segment begins there; the high watermark. A
 checkpoint with a recovery point or a log start offset above what a truncation leaves is replaced before the truncation.
 The log end is found in the last segment, the last stable offset from the producers' state.
@@ -38,7 +38,7 @@ class LogOffsets:
     costs a fifth of reading a property that delegates.
 
     The two that move with each request are assigned in place, in `Log`: the log end by appends, the high watermark by
-    `update_high_watermark`. What lowers an offset is in `truncation.py`, everything else here."""
+    `update_high_watermark`. What lowers an offset is in `deletion.py`, everything else here."""
 
     __slots__ = ("first_unstable_offset", "high_watermark", "log_end_offset", "log_start_offset", "recovery_point")
 

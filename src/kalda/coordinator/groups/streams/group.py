@@ -2,7 +2,7 @@
 
 Its members run one topology, which the first of them brings. A member that joins or changes, topics of the topology
 that change, and configs of assignments raise the group epoch. Each member comes to the assignment epoch when it has
-given back what it must (`reconciliation.py`).
+given back what it must (`member.py`).
 
 Not replayed either, and lost with the coordinator: how far the topology is configured with the topics that exist
 (`configured`), what members report of the state of their tasks (`task_offsets`), the request to shut the application
