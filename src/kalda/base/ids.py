@@ -1,7 +1,5 @@
 """Identifiers: UUIDs as Kafka writes them, topic partitions, and names of topics.
 
-Identifiers: UUIDs as Kafka writes them, and topic partitions.
-
 A UUID is its 16 raw bytes: the wire and the disk hold them, they compare and hash fastest, and the data path parses
 nothing. Its text form is unpadded URL-safe base64, 22 characters. Fresh ids come from a `UuidSource` that the shell
 passes in, so a simulated cluster gets the same ids for the same seed.

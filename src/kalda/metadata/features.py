@@ -1,7 +1,5 @@
 """The levels of metadata.version and of the other features, their dependencies and defaults (KIP-584, KIP-778).
 
-The features beside metadata.version: their levels, the dependencies and the default level of each release (KIP-584).
-
 Level 0 means that a feature is off, and is the same as no level. `kraft.version` is an exception: the quorum itself
 finalizes it, in a control record. So it has supported levels and default levels, but never a `FeatureLevelRecord`.
 

@@ -1,7 +1,5 @@
 """A history: the operations of clients of transactions, as values and as JSON lines.
 
-A history: the operations of clients of transactions, as values.
-
 Every record has a value that no other record has, so a value names its record. Times are microseconds of one clock for
 all clients. A transaction may be recorded several times while it runs; the last one recorded is the one that counts, so
 that a client that is killed leaves what it had attempted.

@@ -1,7 +1,5 @@
 """Dynamic configs, and what is effective with them: layers, valid alterations, values with their source.
 
-Dynamic configs of brokers: layers, and which alterations are valid (KIP-226).
-
 A value comes from the first layer that has the key or one of its synonyms: this broker's dynamic configs, the cluster's
 dynamic configs, the properties file, the default. `Layers` holds the first three as texts. `effective` makes a
 `ServerConfig` of them. It leaves out a dynamic value that does not parse, and one of a key that is not dynamic, so that

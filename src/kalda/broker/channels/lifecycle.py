@@ -1,7 +1,5 @@
 """The lives of a broker and of a controller, as they and the active controller agree on them (KIP-631, KIP-919).
 
-The life of a broker, as the broker and the controller agree on it (KIP-631).
-
 The broker registers, then sends heartbeats; their responses change its state:
 
     NOT_RUNNING --start--> STARTING --caught up--> RECOVERY --unfenced--> RUNNING

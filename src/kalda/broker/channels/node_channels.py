@@ -1,7 +1,5 @@
 """Requests to other nodes: the active controller, other brokers, the members of the quorum.
 
-Requests to the active controller, on whichever node it is.
-
 A request is sent to the leader of the quorum. It is sent again, until its deadline, when the response is NOT_CONTROLLER
 or the like, when the connection breaks, and, to the new leader, when the quorum has one. So controllers may process a
 request twice. A process that is both broker and controller uses its own listener as well: the path is the same between

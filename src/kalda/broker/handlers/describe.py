@@ -1,7 +1,5 @@
 """What a broker answers from its metadata image: quotas, SCRAM users, access control entries.
 
-What a broker answers from its metadata image: quotas, SCRAM users.
-
 DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 """
 

@@ -1,7 +1,5 @@
 """The loggers of a node: the format of their lines, and their levels as a config resource (KIP-412).
 
-The loggers of a broker as a config resource (KIP-412).
-
 Each logger of this process is a key, and its level the value. Changes last until the process ends. The names of the
 levels are Kafka's: TRACE is below DEBUG, and FATAL is the highest.
 

@@ -1,7 +1,5 @@
 """The real timers, threads and entropy, and `Host`, which holds them for a node; the watchdog of its loop.
 
-The real timers, threads and entropy, and `Host`, which holds them for a node.
-
 The simulator replaces `Host`; all other code of a node is the same in both.
 
 Not obvious:

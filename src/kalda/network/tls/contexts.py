@@ -1,7 +1,5 @@
 """OpenSSL contexts of the two sides of TLS, and certificate files for tests.
 
-OpenSSL contexts of the two sides of TLS, out of `TlsSettings`.
-
 A private key reaches OpenSSL through a file only; a key out of a key store is passed in memory (`memfd`), and never
 written to a disk where the system has such files.
 """
