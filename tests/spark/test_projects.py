@@ -226,6 +226,20 @@ def test_a_failure_ends_no_other_flow(project: Project, world: World) -> None:
     assert project.rows("good") == [("0",), ("1",), ("2",)]
 
 
+def test_a_run_that_was_killed_while_it_made_a_table(project: Project) -> None:
+    """Delta makes a table's log before its first commit, and refuses a place that has such a log."""
+    project.define(
+        """
+        @dp.materialized_view
+        def numbers():
+            return spark.range(3)
+        """
+    )
+    (project.directory / "spark-warehouse/numbers/_delta_log/_staged_commits").mkdir(parents=True)
+    project.good_run()
+    assert project.rows("numbers") == [(0,), (1,), (2,)]
+
+
 def test_modes_and_a_contract_that_evolves(project: Project, world: World, spark: Any) -> None:
     """Sums are updated in place, or replaced as a whole. A table gets new columns, and wider ones where its property
     lets it; the changes are in its history and in `status`."""

@@ -28,7 +28,7 @@ from pyspark.pipelines.output import MaterializedView, Output, Table
 from pyspark.sql.types import StructType
 
 from kalda.pipeline.engine.query import Checkpoint
-from kalda.pipeline.files import Place
+from kalda.pipeline.files import Place, remove_tree, times_in
 from kalda.pipeline.files import place_of as placed
 from kalda.pipeline.projects.definitions import place_of
 from kalda.pipeline.projects.specification import Specification
@@ -179,12 +179,20 @@ class Tables:
     def make(self, name: str, output: Table, columns: StructType, contract: str) -> None:
         """Put the table into the catalog, and make it where there is none. Where there is one, it gets the new columns
         that its contract lets in. Raises `PipelineError`."""
+        if self._is_half_made(name):
+            remove_tree(self.path(name))
         if self.exists(name):
             self._register(name, output, None)
             self._set_properties(name, output)
             self._change(name, output, columns, contract)
         else:
             self._register(name, output, columns)
+
+    def _is_half_made(self, name: str) -> bool:
+        """Whether a run was killed while it made the table, before the first commit: Delta refuses such a directory."""
+        path = self.path(name)
+        is_log = set(times_in(path)) <= {LOG} and self.exists(name)
+        return is_log and all(each.startswith(("_", ".")) for each in times_in(path / LOG))
 
     def _register(self, name: str, output: Table, columns: StructType | None) -> None:
         if name in self._registered:
