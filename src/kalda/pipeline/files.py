@@ -326,8 +326,9 @@ class Lease:
 
 
 def is_held(place: StorePath) -> bool:
-    """Whether a process seems to hold the lock, by this machine's clock."""
-    return any(changed > time.time() - 2 * EXPIRES_S for changed in place.times_in().values())
+    """Whether a process of another machine seems to hold the lock, by this machine's clock."""
+    since, own = time.time() - 2 * EXPIRES_S, _machine()
+    return any(changed > since for name, changed in place.times_in().items() if not name.startswith(own))
 
 
 _leases: Final[dict[StorePath, Lease]] = {}

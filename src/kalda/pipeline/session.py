@@ -42,6 +42,8 @@ _EXTRAS: Final = {"4.1": "iceberg", "4.2": "pipeline"}
 """The extra of Kalda that installs this PySpark."""
 _THROWN: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: (.+)$", re.MULTILINE)
 """What an exception of Java says, and each of its causes, in the text of a `Py4JJavaError`."""
+_THROWN_NAME: Final = re.compile(r"^: ([\w.$]+)$", re.MULTILINE)
+"""The class of one that says nothing."""
 _RAISED: Final = re.compile(
     r"(?:Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?|\bkalda\.[\w.]+: )(\S.*)"
 )
@@ -270,7 +272,8 @@ def _first_line(error: BaseException) -> str:
     if raised:
         return str(raised[-1])[:500]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    thrown = _THROWN.findall(str(error)) if lines and lines[0].startswith("An error occurred while calling") else []
+    is_of_java = lines and lines[0].startswith("An error occurred while calling")
+    thrown = (_THROWN.findall(str(error)) or _THROWN_NAME.findall(str(error))) if is_of_java else []
     if thrown:  # by Java, and of a kind that PySpark has no class for
         shown, below = thrown[0][:500], thrown[-1][:500]
         return shown if below in shown else f"{shown.removesuffix('.')}: {below}"

@@ -287,6 +287,10 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
             "Caused by: java.io.IOException: the disk is full\n\t... 2 more\n",
             "[T] it failed. SQLSTATE: 1: the disk is full",
         ),
+        (
+            "An error occurred while calling o7.save.\n: java.lang.NullPointerException\n\tat a.B(C.scala:1)\n",
+            "java.lang.NullPointerException",
+        ),
         ("[STREAM_FAILED] it failed\n=== Streaming Query ===\n", "[STREAM_FAILED] it failed"),
         ("[X] Failed to create it: kalda.spark.options.OptionError: option a = '1': no\n\tat x", "option a = '1': no"),
     ],

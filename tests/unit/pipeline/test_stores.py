@@ -278,6 +278,8 @@ def test_a_lock_in_a_store_is_refused_while_its_holder_lives(place: StorePath, m
             raise AssertionError
         assert not held.is_lost
         assert files.is_held(place)
+        machines("one")  # whose lock of files says it
+        assert not files.is_held(place)
     with lease(place):
         assert len(place.times_in()) == 1
     assert place.times_in() == {}
