@@ -36,8 +36,7 @@ _COORDINATES: Final[dict[str, dict[str, str]]] = {
     },
 }
 """Maven coordinates, by PySpark's minor version and module: of Hadoop, those of the client that PySpark has, whose
-`core-default.xml` names their classes. Each was loaded but hadoop-azure and hadoop-gcp; what is not here is not
-published."""
+`core-default.xml` names their classes. Each was loaded; what is not here is not published."""
 _EXTRAS: Final = {"4.1": "iceberg", "4.2": "pipeline"}
 """The extra of Kalda that installs this PySpark."""
 _THROWN: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: (.+)$", re.MULTILINE)

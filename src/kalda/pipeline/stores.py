@@ -75,6 +75,8 @@ _USER: Final = {
 """What Google's file of a user has, and the key of each."""
 _SAID: Final = re.compile(r"AWS Error |Azure Error: |with a last message of |underlying error message was: ")
 """In an answer of a store: what is before the part that says what is wrong."""
+_SECRETS: Final = "(?i)secret|password|token|access[.]?key|credential|account[.]key"
+"""In the names of keys: Spark's own expression, and what Hadoop calls the key of an account of Azure."""
 _environment_lock: Final = threading.Lock()
 
 
@@ -132,8 +134,11 @@ class StorePath:
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Settings of Spark with which it looks for credentials where the cloud's own tools do."""
-        return {f"{_HADOOP}fs.gs.auth.type": "APPLICATION_DEFAULT"} if self.scheme == "gs" else {}
+        """Settings of Spark for such a store. Of Google: to look for credentials where Google's own tools do, and not
+        on a machine of Google's alone. Of Azure: an account's key is a secret too, for event log and page."""
+        if self.scheme == "gs":
+            return {f"{_HADOOP}fs.gs.auth.type": "APPLICATION_DEFAULT"}
+        return {"spark.redaction.regex": _SECRETS} if self.scheme in ("abfs", "abfss") else {}
 
     @property
     def keeps_state(self) -> bool:

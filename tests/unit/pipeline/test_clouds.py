@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -182,6 +183,15 @@ def test_spark_looks_for_googles_credentials_as_googles_tools_do(tmp_path: Path)
     assert read_specification(tmp_path).session_settings == {name: "APPLICATION_DEFAULT"}
     file.write_text(f"{head}configuration:\n  {name}: COMPUTE_ENGINE\n")
     assert read_specification(tmp_path).session_settings == {name: "COMPUTE_ENGINE"}
+
+
+def test_spark_shows_no_key_of_an_account_of_azure(tmp_path: Path) -> None:
+    name = f"spark.hadoop.fs.azure.account.key.{ACCOUNT}.dfs.core.windows.net"
+    head = f"name: a\nstorage: abfss://lake@{ACCOUNT}.dfs.core.windows.net/state\nlibraries: []\n"
+    (tmp_path / "spark-pipeline.yml").write_text(f"{head}configuration: {{{name}: '{KEY}'}}\n")
+    settings = read_specification(tmp_path).session_settings
+    assert re.search(settings["spark.redaction.regex"], name)
+    assert not re.search(settings["spark.redaction.regex"], "spark.hadoop.fs.azure.account.auth.type")
 
 
 @contextmanager
