@@ -8,7 +8,6 @@ clients before they are stored. This floor has the format only: it depends on no
 - `batch`: the header: reading, checking with CRC32C, stamping in place
 - `codec`: parsing the section of records, and converting it to and from columns; compiled by Cython where the install
   had a C compiler
-- `columns`: what `codec` converts between: a column of bytes, the section of a batch
 - `values`: the section of records to and from Python tuples; compiled likewise
 - `scan`: checks the records of a section, piece by piece; compiled likewise
 - `key_offsets`: the last offset of each key, for compaction; compiled likewise
@@ -21,5 +20,5 @@ clients before they are stored. This floor has the format only: it depends on no
 - `control`: control batches: transaction markers and KRaft's own records
 - `validation`: the checks of a leader on a produced batch, and the fields that it stamps; what a topic's configuration
   demands of the records, checked in bounded memory; how a refusal is reported
-- `arrow`: batches from and to Arrow columns (needs the `arrow` extra)
+- `arrow`: batches from and to Arrow columns, and what `codec` converts between (needs the `arrow` extra)
 """

@@ -1,6 +1,6 @@
 from typing import Any, TypeVar
 
-from kalda.records.columns import Column
+from kalda.records.arrow import Column
 
 COMPILED: bool
 HEADER_SIZE: int

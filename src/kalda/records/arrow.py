@@ -9,10 +9,11 @@ new one where the bound is reached.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -27,8 +28,35 @@ from kalda.records.batch import (
     iter_batches,
 )
 from kalda.records.builder import in_current_format, records_section
-from kalda.records.columns import Column, Section
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
+
+# Columns as Arrow lays them out, without Arrow, and the sections of records that they are decoded from.
+
+Ints: TypeAlias = "memoryview | array[int]"
+
+
+class Column(NamedTuple):
+    """A column of bytes."""
+
+    ends: Ints
+    """Where in `data` each value ends, as int32: one more than there are rows, the first where the first row begins."""
+    data: Buffer
+    valid: Buffer = b""
+    """A bit for each value that is not null; empty where none is null."""
+    bit: int = 0
+    """The position of the first row in `valid`."""
+
+
+class Section(NamedTuple):
+    """The records of one batch, decompressed."""
+
+    data: Buffer
+    records: int
+    base_offset: int
+    base_timestamp: int
+    append_timestamp: int | None
+    """That of all records, in milliseconds, where the broker has stamped them."""
+
 
 HEADER: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 SCHEMA: Final = pa.schema(

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
+from kalda.records.arrow import Column, Ints, Section
 from kalda.records.batch import Buffer
-from kalda.records.columns import Column, Ints, Section
 
 COMPILED: bool
 MIN_RECORD_SIZE: int

@@ -19,7 +19,7 @@ from kalda.records.appending import (
     group_rows,
     murmur2,
 )
-from kalda.records.columns import Column
+from kalda.records.arrow import Column
 from kalda.records.values import encode_records
 
 ROW = st.tuples(st.integers(-1, 2**62), st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=300))
