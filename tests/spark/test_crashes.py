@@ -43,6 +43,7 @@ from changes_project import (
     logged,
     snapshot,
 )
+from deltalake import DeltaTable
 from jars import delta_jars
 from kills import Job, Nodes
 
@@ -98,6 +99,11 @@ class Service:
             return ""
         time.sleep(randomly.uniform(0, 6))
         return f" during a refresh {full}"
+
+    def accept(self, project: Project, table: str) -> None:
+        """Returns when the service has accepted a refresh of a table from its beginning."""
+        path = f"/projects/{project.directory.name}/refresh?full={table}"
+        wait_until(lambda: self._ask(path, "POST") is not None, "a refresh is accepted", 200)
 
     def states(self) -> dict[str, str]:
         return {each["name"]: each["state"] for each in self._ask("/projects") or ()}
@@ -288,6 +294,36 @@ def test_every_row_whatever_is_killed(world: Callable[..., World], kinds: str) -
         assert here.jobs[0].end() == 0, here.jobs[0].last_lines()
     if "mirror" in kinds:
         judge_offsets(here)
+
+
+def test_an_accepted_refresh_whatever_is_killed(world: Callable[..., World]) -> None:
+    """The service that starts next carries it out, though this one was killed with its answer or soon after it."""
+    here = world("append", is_served=True)
+    here.start()
+    here.fill()
+    here.jobs[0].start()
+    here.wait_for_batches(1_000_000)
+    (project,) = here.projects
+    table, began_s = project.table(NAMES["append"]), time.monotonic()
+    for number in range(ROUNDS):
+        if time.monotonic() - began_s > SECONDS:
+            break
+        before = overwrites(table)
+        here.service.accept(project, NAMES["append"])
+        time.sleep(here.randomly.choice((0, 0, here.randomly.uniform(0, 3))))
+        here.jobs[0].kill()
+        here.judge(is_end=False)
+        here.jobs[0].start()
+        wait_until(lambda: overwrites(table) > before, "the refresh empties the table", 200)  # noqa: B023
+        wait_until(lambda: here.service.states() == {project.directory.name: "following"}, "the refresh ends", 200)
+        here.wait_for_batches(1_000_000)
+        here.judge(is_end=True)
+        print(f"{time.monotonic() - began_s:4.0f} s  round {number + 1}: killed behind an accepted refresh", flush=True)
+
+
+def overwrites(table: Path) -> int:
+    """How often the table was emptied."""
+    return sum(each.get("operationParameters", {}).get("mode") == "Overwrite" for each in DeltaTable(table).history())
 
 
 def test_a_redrive_whatever_is_killed(world: Callable[..., World]) -> None:
