@@ -93,22 +93,28 @@ def quiet_spark() -> Iterator[Callable[[], None]]:
     sys.stderr = _stream_on(own, stream)
     is_own = False
 
+    file, name = tempfile.mkstemp(prefix="kalda-spark-", suffix=".log")
+    mark = f"\0{name}\n"  # behind it is what was written after `restore`, however late the thread reads it
+
     def restore() -> None:
         nonlocal is_own
         if not is_own:
             sys.stderr.flush()
+            os.write(2, mark.encode())
             os.dup2(own, 2)
             sys.stderr = stream
             is_own = True
 
-    file, name = tempfile.mkstemp(prefix="kalda-spark-", suffix=".log")
-
     def pass_on(is_ending: Callable[[], bool]) -> None:
         def later(lines: Iterable[str]) -> Iterator[str]:
+            is_later = False
             for line in lines:
-                if is_own and not is_ending():
+                if line.endswith(mark):
+                    is_later, line = True, line.removesuffix(mark)
+                elif is_later and is_made and not is_ending():
                     yield line
-                elif not is_closed:
+                    continue
+                if not is_closed:
                     os.write(file, line.encode())
 
         with os.fdopen(reading, encoding="utf-8", errors="replace") as source:
